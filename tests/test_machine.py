@@ -266,7 +266,7 @@ def test_beside_a_gpu_the_host_has_one_thread(monkeypatch):
 
 
 @pytest.mark.parametrize("mkl", [True, False])
-@pytest.mark.parametrize("rows", [1, 5, FEW_ROWS, FEW_ROWS + 1])
+@pytest.mark.parametrize("rows", [1, FEW_ROWS[0] - 1, FEW_ROWS[0], FEW_ROWS[-1], FEW_ROWS[-1] + 1])
 def test_products_side_by_side_are_those_of_layers(rows, mkl, monkeypatch):
     monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: mkl)
     random = torch.Generator().manual_seed(rows)
@@ -274,6 +274,19 @@ def test_products_side_by_side_are_those_of_layers(rows, mkl, monkeypatch):
     found = side_by_side(inputs, *weights)
     assert found.is_contiguous()
     torch.testing.assert_close(found, torch.cat([linear(inputs, weight) for weight in weights], dim=1))
+    torch.testing.assert_close(side_by_side(inputs, weights[0]), linear(inputs, weights[0]))
+
+
+@pytest.mark.parametrize(
+    ("rows", "mkl", "first"), [(7, True, 7), (8, True, 3), (64, True, 3), (65, True, 65), (8, False, 8)]
+)
+def test_the_weight_is_on_the_left_where_that_is_faster(rows, mkl, first, monkeypatch):
+    monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: mkl)
+    seen = []
+    monkeypatch.setattr(machine, "linear", lambda inputs, weight: seen.append(len(inputs)) or inputs @ weight.T)
+    monkeypatch.setattr(torch, "mm", lambda left, right, out: seen.append(len(left)) or out.copy_(left @ right))
+    side_by_side(torch.ones(rows, 7), torch.ones(3, 7))
+    assert seen == [first]
 
 
 def test_large_models_are_measured_with_the_products_that_they_sample_with(monkeypatch):

@@ -36,9 +36,9 @@ WITHOUT = 1.2
 """Required speed-up to switch oneDNN off, so that a busy moment does not decide."""
 DOUBLED = 1.5
 """Required speed-up to double the threads; otherwise they are left to other programs."""
-FEW_ROWS = 64
-"""Rows up to which MKL is faster with a large weight on the left: with 8 to 32 rows 1.2 to 2 times, and with a second
-thread, which it has no use for otherwise, 2 to 3 times."""
+FEW_ROWS = range(8, 65)
+"""Numbers of rows with which MKL is faster with a large weight on the left: with 8 to 32 rows 1.2 to 2 times, and with
+a second thread, which it has no use for otherwise, 2 to 3 times. With 2 or 3 it would take twice as long."""
 SECONDS = 0.06
 """Seconds per measurement, of which there are at most a few dozen."""
 
@@ -104,8 +104,9 @@ class Readings:
 @torch.no_grad()
 def side_by_side(inputs: Tensor, *weights: Tensor) -> Tensor:
     """Outputs [R, O] of inputs [R, I] and large weights [O, I] of a layer on a CPU, one beside the other."""
-    if len(inputs) > FEW_ROWS or not torch.backends.mkl.is_available():
-        return torch.cat([linear(inputs, weight) for weight in weights], dim=1)
+    if len(inputs) not in FEW_ROWS or not torch.backends.mkl.is_available():
+        products = [linear(inputs, weight) for weight in weights]
+        return products[0] if len(products) == 1 else torch.cat(products, dim=1)
     turned, sizes = inputs.T.contiguous(), [len(weight) for weight in weights]
     found = torch.empty(sum(sizes), len(inputs), dtype=inputs.dtype)
     for weight, place in zip(weights, found.split(sizes), strict=True):

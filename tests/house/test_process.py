@@ -98,6 +98,7 @@ IMMUTABLE = {
     "frozenset",
     "object",
     "machine",
+    "range",
     "get_num_threads",
     # Of studies: they make a config, an arm or a measure, which are frozen.
     "_arm",
@@ -113,6 +114,7 @@ IMMUTABLE = {
     "rise",
     "side_by_side",
     "trained",
+    "twins",
 }
 """Functions whose result nobody can change."""
 CHANGES = [

@@ -67,6 +67,19 @@ def test_on_a_cpu_kept_logits_change_no_bit(entropy_gradient):
         assert torch.equal(kept, again)
 
 
+@pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
+def test_on_a_cpu_logits_are_kept_only_for_a_backward_pass(mode, monkeypatch):
+    kept = []
+    monkeypatch.setattr(
+        module._TokenLogprobs,
+        "apply",
+        lambda *given: kept.append(given[5]) or (torch.zeros(TOKENS), torch.zeros(TOKENS)),
+    )
+    with mode():
+        token_logprobs(*example(), temperature=1.0)
+    assert (kept[0] > 0) == (mode is torch.enable_grad)
+
+
 def test_temperature_divides_the_logits():
     states, weight = torch.tensor([[1.0]]), torch.tensor([[1.0], [0.0]])
     logprobs, _ = token_logprobs(states, weight, torch.tensor([0]), temperature=0.5, byte_budget=2**20)

@@ -1,5 +1,6 @@
 """The atlas: every claim has a verdict with a command, or the reason why there is none."""
 
+import html
 import json
 import re
 from dataclasses import replace
@@ -167,7 +168,9 @@ def test_a_figure_names_its_arms_whole(study):
     labels = re.findall(r'<text class="label"[^>]*>([^<]*) [^ <]*<', drawn)
     assert labels
     names = study.drawn or [arm.name for arm in study.arms]
-    assert set(labels) <= {short(name, 2 * NAME) for name in names}  # an arm without a curve has no label
+    assert set(map(html.unescape, labels)) <= {
+        short(name, 2 * NAME) for name in names
+    }  # an arm without a curve has no label
 
 
 def test_no_figure_without_the_number_of_seeds():

@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass, make_dataclass, replace
 
 import pytest
+import torch
 
 from proximo import toml
 from proximo.algorithms import PPO
@@ -398,7 +399,12 @@ def test_the_command_lists_says_how_much_and_refuses(tmp_path, monkeypatch, caps
         (["clip"], "no study is called 'clip'"),
         (["clip-higher", "--processes", "0"], "--processes 0: give a whole number"),
         (["clip-higher", "sapo"], "study takes one name"),
-        (["--quick"], "--quick, --processes, --minutes and --dry-run need the NAME of a study"),
+        (["--quick"], "--quick, --processes, --device, --minutes and --dry-run need the NAME of a study"),
+        (["--device", "cpu"], "--quick, --processes, --device, --minutes and --dry-run need the NAME of a study"),
+        (["clip-higher", "--device", "tpu-9"], "--device tpu-9: runs of a study are computed on cpu or cuda"),
+        (["clip-higher", "--device", "meta"], "--device meta: runs of a study are computed on cpu or cuda"),
+        (["clip-higher", "--device="], "--device : runs of a study are computed on cpu or cuda"),
+        (["clip-higher", "--device", "cuda:x"], "device is 'cuda:x': torch knows no such device"),
         (["clip-higher", "--minutes", "0"], "--minutes 0: give a number above 0"),
         (["clip-higher", "--minutes", "soon"], "--minutes soon: give a number"),
         (["clip-higher", "--out", __file__], "test_studies.py is no folder: give one with --out"),
@@ -408,6 +414,28 @@ def test_the_command_lists_says_how_much_and_refuses(tmp_path, monkeypatch, caps
         with pytest.raises(SystemExit):
             main(["study", *wrong])
         assert message in capsys.readouterr().err
+
+
+def test_on_another_device_a_study_is_another_design(monkeypatch, capsys, tmp_path):
+    study = named("clip-higher")
+    assert study.on("cpu") == study
+    there = study.quick().on("cuda:1")
+    assert {(arm.config.device, arm.config.dtype) for arm in there.arms} == {("cuda:1", "float32")}
+    assert named("sapo").afterwards
+    assert not named("sapo").on("cuda").afterwards
+    assert (there.label, there.command) == (
+        "clip-higher-quick-cuda-1",
+        "proximo study clip-higher --quick --device cuda:1",
+    )
+    assert design_hash(there) != design_hash(study.quick())
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    for way in (lambda *given: main(["study", *given]), lambda *given: module([*given])):
+        assert way("kl", "--device", "cuda", "--dry-run", "--out", str(tmp_path)) == 0
+        said = "".join(capsys.readouterr())
+        assert said.startswith("kl-cuda: 87 runs, 87 left")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert module(["kl", "--device", "cuda", "--dry-run", "--out", str(tmp_path)]) == 2
+    assert "there is no GPU here" in capsys.readouterr().err
 
 
 def test_the_module_refuses_in_a_line_and_publishes_all_or_nothing(tmp_path, capsys):

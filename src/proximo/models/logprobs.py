@@ -53,9 +53,10 @@ def token_logprobs(
         byte_budget = CHUNK_BYTES.get(states.device.type, ELSEWHERE)
     rows = chunk_rows(weight.shape[0], byte_budget)
     passes = _compiled_passes() if (states.is_cuda if compiled is None else compiled) else _PLAIN
-    if kept_bytes is None:
-        is_measured = states.is_cuda and torch.is_grad_enabled()
-        kept_bytes = int(KEPT_SHARE * free_bytes(states.device)) if is_measured else KEPT_ELSEWHERE
+    if not torch.is_grad_enabled():
+        kept_bytes = 0
+    elif kept_bytes is None:
+        kept_bytes = int(KEPT_SHARE * free_bytes(states.device)) if states.is_cuda else KEPT_ELSEWHERE
     kept = chunks_kept(weight.shape[0], kept_bytes, rows)
     return _TokenLogprobs.apply(states, weight, targets, temperature, rows, kept, entropy_gradient, passes)
 

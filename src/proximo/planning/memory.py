@@ -206,6 +206,8 @@ def needed(holding: Holding, size: StepSize, card: Card) -> int:
     cost = min(holding.cost.offloaded, holding.cost.kept) if card.is_gpu else holding.cost.kept
     sampling = LOGITS_COPIES * 4 * holding.shape.vocabulary + PREFILL_COPIES * _prefill(holding, least)
     update = least.group_tokens * (cost + holding.unplanned) + head_bytes(holding, card)
+    if not card.is_gpu:  # where what is free does not decide
+        update += kept_logits(holding, card, least.group_tokens, 0)
     return holding.total + keys + max(sampling, update)
 
 

@@ -5,7 +5,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from proximo.studies.command import conduct, cores, listed, named, publish
+from proximo.studies.command import at_a_time, conduct, listed, on_device, publish
 from proximo.studies.folder import FOLDER
 
 
@@ -13,14 +13,16 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m proximo.studies", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help="studies to run; without any, all are listed")
     parser.add_argument("--quick", action="store_true", help="pilots: few seeds and steps, no tuning")
-    parser.add_argument("--processes", type=int, default=cores(), help="runs at a time, each on one thread")
+    parser.add_argument("--processes", type=int, help="runs at a time, each on one thread")
     parser.add_argument("--out", type=Path, default=FOLDER, help="folder; what is finished in it is kept")
     parser.add_argument("--minutes", type=float, help="minutes after which no further run is started")
+    parser.add_argument("--device", default="cpu", help="where runs are computed (cpu, cuda); they share a GPU")
     parser.add_argument("--dry-run", action="store_true", help="say how many runs there are, and start none")
     parser.add_argument(
         "--publish", type=Path, metavar="DIR", help="then copy finished pages of --out to DIR, with the atlas"
     )
     options = parser.parse_args(arguments)
+    options.processes = at_a_time(options.device) if options.processes is None else options.processes
     if options.processes < 1:
         parser.error(f"--processes {options.processes}: give a whole number, at least 1")
     if options.minutes is not None and not options.minutes > 0:
@@ -38,7 +40,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _conducted(options: argparse.Namespace) -> bool:
-    studies = [named(name) for name in options.names]
+    studies = [on_device(name, options.device) for name in options.names]
     return conduct(
         [study.quick() for study in studies] if options.quick else studies,
         options.out,

@@ -5,6 +5,7 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from proximo.models.devices import pick_device
 from proximo.studies.atlas.page import PAGE, atlas
 from proximo.studies.designs import STUDIES
 from proximo.studies.figure import figure
@@ -16,6 +17,8 @@ from proximo.studies.study import Study
 
 Say = Callable[[str], None]
 NOT_STARTED = "not started"
+SHARING = 4
+"""Runs that share a GPU, if nothing is asked for: each has compiled code and captured graphs of its own there."""
 
 
 def named(name: str) -> Study:
@@ -26,8 +29,20 @@ def named(name: str) -> Study:
     raise ValueError(f"no study is called {name!r}; there are: {', '.join(study.name for study in STUDIES)}")
 
 
+def on_device(name: str, device: str) -> Study:
+    """The study of a name, with its runs on a device; ValueError if there is no such study or device."""
+    if device != "cpu" and device.partition(":")[0] != "cuda":
+        raise ValueError(f"--device {device}: runs of a study are computed on cpu or cuda")
+    return named(name).on(pick_device(device))
+
+
 def cores() -> int:
     return len(os.sched_getaffinity(0))
+
+
+def at_a_time(device: str) -> int:
+    """Runs at a time, if nothing is asked for."""
+    return cores() if device == "cpu" else min(cores(), SHARING)
 
 
 def listed(out: Path, published: Mapping[str, str] | None = None) -> list[str]:

@@ -43,7 +43,7 @@ def page(found: Findings, rates: Mapping[str, float]) -> str:
         *_afterwards(study),
         f"What would change the verdict: {study.change}",
         "## How to repeat it",
-        f"```text\nproximo study {study.name}{' --quick' * study.is_pilot}\n```",
+        f"```text\n{study.command}\n```",
         _seconds(found),
     ]
     return "\n\n".join(parts) + "\n"
@@ -223,7 +223,8 @@ def _incomplete(found: Findings) -> str:
 
 def _seconds(found: Findings) -> str:
     total = sum(record.seconds for record in found.records.values())
-    return f"{len(found.records)} runs on one thread each, {total:,.0f} seconds together, without tuning."
+    where = f" of the CPU each and on {found.study.gpu} in float32" if found.study.gpu else " each"
+    return f"{len(found.records)} runs on one thread{where}, {total:,.0f} seconds together, without tuning."
 
 
 def _interval(found: Found) -> str:

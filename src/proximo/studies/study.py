@@ -102,7 +102,8 @@ class Study:
     change: str
     """What would change the verdict."""
     run_seconds: float
-    """Seconds of one run on one core, roughly: for the estimate before the runs."""
+    """Seconds of one run on one core, roughly: for the estimate before the runs. Those of the package are means of the
+    published runs, on the cores of one server."""
     tuning: Tuning | None = None
     timed: tuple[Contrast, ...] = ()
     """Contrasts by seconds, which hang on the machine: a table apart, no part of the verdict."""
@@ -142,7 +143,26 @@ class Study:
     @property
     def label(self) -> str:
         """Name of its files."""
-        return f"{self.name}-quick" if self.is_pilot else self.name
+        return f"{self.name}{'-quick' * self.is_pilot}{'-' * bool(self.gpu)}{self.gpu.replace(':', '-')}"
+
+    @property
+    def gpu(self) -> str:
+        """The device on which its runs are computed, if it is not the CPU."""
+        device = self.arms[0].config.device
+        return device if device.startswith("cuda") else ""
+
+    @property
+    def command(self) -> str:
+        """What repeats it."""
+        return f"proximo study {self.name}{' --quick' * self.is_pilot}{' --device ' * bool(self.gpu)}{self.gpu}"
+
+    def on(self, device: str) -> "Study":
+        """The same with its runs on a device, in float32 as on a CPU. On another one it is another design: their
+        results are not mixed, and what was noticed in the one is not said of the other."""
+        if device == self.arms[0].config.device:
+            return self
+        arms = (replace(arm, config=replace(arm.config, device=device, dtype="float32")) for arm in self.arms)
+        return replace(self, arms=tuple(arms), afterwards=())
 
     def quick(self) -> "Study":
         """A pilot: few seeds and steps, the arms of the first contrast and the controls, no tuning."""

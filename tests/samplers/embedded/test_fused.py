@@ -108,8 +108,7 @@ def size(request, monkeypatch):
     """A small model, a large one, and a large one with more rows than are few."""
     if request.param != "copied":
         monkeypatch.setattr(fused, "MAX_COPIED", 0)
-    if "many" in request.param:
-        monkeypatch.setattr(machine, "FEW_ROWS", 0)
+    monkeypatch.setattr(machine, "FEW_ROWS", () if "many" in request.param else range(100))
     return request.param
 
 
@@ -252,6 +251,7 @@ def test_a_large_model_is_not_copied(monkeypatch):
 
 def test_without_mkl_products_are_the_modules_own(monkeypatch):
     monkeypatch.setattr(fused, "MAX_COPIED", 0)
+    monkeypatch.setattr(machine, "FEW_ROWS", range(100))
     monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: False)
     by_hand, expected = both_ways(build("qwen2", torch.float64))
     assert error(by_hand[0], expected[0]) <= 1e-12

@@ -5,19 +5,21 @@ from pathlib import Path
 
 from proximo.cli.flags import asks_for_help, refuse, say, take, take_number, take_switch
 from proximo.cli.helping.claims import stored_verdicts
-from proximo.studies.command import conduct, cores, listed, named
+from proximo.studies.command import at_a_time, conduct, listed, on_device
 from proximo.studies.folder import FOLDER
 
-USAGE = """usage: proximo study [NAME] [--quick] [--processes N] [--out DIR] [--minutes N] [--dry-run]
+USAGE = """usage: proximo study [NAME] [--quick] [--processes N] [--device DEVICE] [--out DIR] [--minutes N]
+                     [--dry-run]
 
 Test a published claim: train all arms of a study with paired seeds, and write one page with the verdict, a figure,
 intervals, controls and what was fixed before the runs. Without NAME, list all studies with their state.
 
 The design, with what counts as an effect, is stored with its SHA-256 before the first run; a folder whose stored design
-differs is refused. The same command continues where an earlier one ended. Runs use one thread each, on the CPU.
+differs is refused. The same command continues where an earlier one ended. Runs use one thread each.
 
 --quick        a pilot: few seeds and steps, the main contrast and the controls, no tuning; its page says so
---processes N  runs in parallel (default: one for each core)
+--processes N  runs in parallel (default: one for each core; four that share a GPU)
+--device D     where they are computed: cpu (default) or cuda, in float32 too; there a study is a design of its own
 --out DIR      folder of designs, results and pages (default: runs/studies)
 --minutes N    start no run after this many minutes
 --dry-run      print the number of runs and the time they may take, without starting any
@@ -36,18 +38,19 @@ def run(arguments: list[str]) -> int:
         return 0
     quick, dry = take_switch(arguments, "--quick"), take_switch(arguments, "--dry-run")
     out, processes = Path(take(arguments, "--out") or FOLDER), _number(arguments, "--processes")
-    minutes = _minutes(arguments)
+    minutes, asked = _minutes(arguments), take(arguments, "--device")
     if len(arguments) > 1 or any(each.startswith("-") for each in arguments):
         refuse(f"study takes one name and flags, not {' '.join(arguments)}: see proximo study --help")
-    if not arguments and (quick or dry or processes or minutes):
-        refuse("--quick, --processes, --minutes and --dry-run need the NAME of a study: proximo study lists them")
+    if not arguments and (quick or dry or processes or minutes or asked is not None):
+        refuse("--quick, --processes, --device, --minutes and --dry-run need the NAME of a study: see proximo study")
+    device = "cpu" if asked is None else asked
     try:
         if not arguments:
             print("\n".join(listed(out, stored_verdicts())))
             return 0
-        study = named(arguments[0])
+        study = on_device(arguments[0], device)
         study = study.quick() if quick else study
-        done = conduct([study], out, processes=processes or cores(), say=say, minutes=minutes, dry=dry)
+        done = conduct([study], out, processes=processes or at_a_time(device), say=say, minutes=minutes, dry=dry)
     except (OSError, ValueError) as error:
         refuse(str(error))
     return 0 if done or dry else 1

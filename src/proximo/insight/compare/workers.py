@@ -3,8 +3,6 @@
 import math
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -14,6 +12,7 @@ from pathlib import Path
 
 from proximo.insight.compare.comparison_folder import Place
 from proximo.insight.compare.plan import Job
+from proximo.insight.compare.starting import Process, Starter, starter
 from proximo.machine import THREADS, Machine
 from proximo.models import pick_device
 from proximo.training.config import RunConfig
@@ -60,7 +59,8 @@ def run_jobs(
     the module that each process runs. `until`: reading of the monotonic clock after which no job is started; those
     that run GRACE seconds later save and end.
     """
-    left, running, failures = deque(jobs), dict[Job, subprocess.Popen[bytes]](), list[Failure]()
+    left, running, failures = deque(jobs), dict[Job, Process](), list[Failure]()
+    processes = starter(worker, on_cpu=all(pick_device(job.config.device) == "cpu" for job in jobs))
     with Stop() as stop:
         try:
             while left or running:
@@ -72,7 +72,7 @@ def run_jobs(
                     break
                 while left and len(running) < most:
                     job = left.popleft()
-                    running[job] = _start(job, place, machines[job.contender], accept_lost, worker)
+                    running[job] = _start(job, place, machines[job.contender], accept_lost, processes)
                     started(job)
                 for job in [job for job, process in running.items() if process.poll() is not None]:
                     failure = _failure(job, running.pop(job).returncode, place.log(job))
@@ -83,31 +83,18 @@ def run_jobs(
         except BaseException:
             _end(running.values())
             raise
+        finally:
+            processes.close()
     return failures
 
 
-def _start(job: Job, place: Place, machine: Machine, accept_lost: bool, worker: str) -> subprocess.Popen[bytes]:
+def _start(job: Job, place: Place, machine: Machine, accept_lost: bool, processes: Starter) -> Process:
     """Start a job in a separate session: Ctrl-C goes to the comparison, which passes it on once."""
-    arguments = [
-        place.config(job.contender),
-        job.seed,
-        place.run(job),
-        machine.threads,
-        int(machine.onednn),
-        int(accept_lost),
-        os.getpid(),
-    ]
-    with place.log(job).open("ab") as log:
-        return subprocess.Popen(
-            [sys.executable, "-P", "-m", worker, *map(str, arguments)],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-        )
+    arguments = (place.config(job.contender), job.seed, place.run(job), machine.threads)
+    return processes.start([*arguments, int(machine.onednn), int(accept_lost)], place.log(job))
 
 
-def _end(processes: Iterable[subprocess.Popen[bytes]]) -> None:
+def _end(processes: Iterable[Process]) -> None:
     """Let the processes save and end; a second Ctrl-C kills them, losing only the steps since the last checkpoint."""
     processes = [process for process in processes if process.poll() is None]
     try:

@@ -30,7 +30,8 @@ def prompt_tokens(
     """
     text = asked_text(tokenizer, prompt, arguments)
     tokens = _encoded(tokenizer, text)
-    if isinstance(prompt, str):
+    # Most tokenizers put nothing before a text; to find out what others do takes three times as long as encoding it.
+    if isinstance(prompt, str) and tuple(tokenizer.encode(text)) != tokens:
         first = special_prefix(tokenizer, text)
         if tokens[: len(first)] != first:  # a text that already has the BOS gets no second one
             tokens = first + tokens

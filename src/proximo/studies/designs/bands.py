@@ -194,7 +194,7 @@ GSPO_BAND = Study(
         "The model has 0.3 M parameters, not 0.4.",
     ),
     change="answers of hundreds of tokens, over which single ratios spread further.",
-    run_seconds=22,
+    run_seconds=18,
     tuning=Tuning(RATES, (100, 101), OUTCOMES),
     quick_steps=12,
 )

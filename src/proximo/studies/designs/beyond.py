@@ -65,7 +65,7 @@ DPO_GRPO = Study(
     ),
     afterwards=(TWINS_LATER,),
     change="pairs that are chosen with care, another β, or labels that cost more for rewards than for preferences.",
-    run_seconds=30,
+    run_seconds=17,
     tuning=Tuning((1e-5, 2e-5, 5e-5, 1e-4), (100, 101), ACCURACY),
     quick_steps=6,
 )

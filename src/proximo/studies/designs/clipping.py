@@ -101,7 +101,7 @@ CLIP_HIGHER = Study(
     ),
     change="an interval that excludes 0.02 nats on the other side: more seeds, or a task with longer answers in which "
     "rare tokens decide.",
-    run_seconds=60,
+    run_seconds=56,
 )
 
 _TOKENWISE = replace(
@@ -142,7 +142,7 @@ UNIFORM_ADVANTAGES = Study(
         "The other arms are those of `clip-higher`, with the same runs. One learning rate for all, as there.",
     ),
     change="a task in which the tokens of an answer deserve different credit, with a value model that knows it.",
-    run_seconds=65,
+    run_seconds=58,
 )
 
 _OLD_KL = over_run("old_kl", "KL from the old policy", "nats a token")
@@ -168,7 +168,7 @@ CLIP_RATIO = Study(
     curve="ratio_spread",
     caveats=(SMALL, "The runs are those of `clip-higher`. One learning rate for all, as there."),
     change="a rate or a number of updates at which the unclipped policy runs away.",
-    run_seconds=60,
+    run_seconds=51,
 )
 
 _SHORT = replace(FAR, steps=40)
@@ -225,5 +225,5 @@ CLIPPED_TOKENS = Study(
     curve="clip_high",
     caveats=(SMALL, "One learning rate for all arms, chosen so that clips act."),
     change="text in which rare tokens begin a better answer.",
-    run_seconds=45,
+    run_seconds=35,
 )

@@ -58,7 +58,7 @@ DEAD_GROUPS = Study(
         "Planned at first was to read the 15 runs of `proximo compare five` again; these are five new ones of GRPO.",
     ),
     change="a first policy that solves a few per cent.",
-    run_seconds=30,
+    run_seconds=21,
 )
 
 FIRST_SUCCESS = Study(
@@ -98,5 +98,5 @@ FIRST_SUCCESS = Study(
         "steps. There is one model on two tasks, and 60 steps.",
     ),
     change="longer runs, or rewards for parts of an answer.",
-    run_seconds=30,
+    run_seconds=19,
 )

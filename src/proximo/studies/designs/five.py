@@ -89,7 +89,7 @@ FIVE_LENGTH = side_by_side(
     "answers of many lengths",
     LENGTH,
     (1e-4, 2e-4, 4e-4),
-    75,
+    74,
     (
         "Before training the likeliest answers are never right, as they do not end, and 30 % of the samples are.",
         "DAPO and SAPO end with answers of 14 tokens, GRPO and PPO with 27, from 43 at the start.",
@@ -101,7 +101,7 @@ FIVE_MIXTURE = side_by_side(
     "a mixture of experts",
     MOE_ECHO,
     (1e-4, 3e-4, 1e-3),
-    65,
+    63,
     (
         "Before training 93 % of the likeliest answers are right and 45 % of the samples: what is learned is, for the "
         "larger part, to be sure of answers that are known.",
@@ -117,7 +117,7 @@ FIVE_CHAIN = side_by_side(
     "running sums of 1 to 16 written steps",
     replace(CHAIN, steps=60),
     (5e-5, 1e-4, 2e-4),
-    60,
+    45,
     (
         "Before training 99 % of the likeliest answers are right and 53 % of the samples: what is learned is to be "
         "sure of answers that are known.",

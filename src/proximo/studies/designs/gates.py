@@ -81,7 +81,7 @@ DUAL_CLIP = Study(
         "The arms without a dual clip are those of `sapo`, with the same runs.",
     ),
     change="runs without gradient clipping, or text in which single ratios grow beyond 3 often.",
-    run_seconds=35,
+    run_seconds=26,
     quick_steps=12,
 )
 
@@ -117,7 +117,7 @@ SAPO_GSPO = Study(
         FIRST_SAPO,
     ),
     change="longer text, in which a sequence ratio averages over more tokens.",
-    run_seconds=35,
+    run_seconds=26,
     quick_steps=12,
 )
 
@@ -176,6 +176,6 @@ SAPO_SEQUENCE = Study(
     ),
     afterwards=("Planned at first and not done: cosines between gradients in the place of gates.", FIRST_SAPO),
     change="longer text, in which a sequence ratio averages over more tokens.",
-    run_seconds=25,
+    run_seconds=20,
     quick_steps=12,
 )

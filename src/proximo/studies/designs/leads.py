@@ -120,6 +120,6 @@ DRIFT_LEAD = Study(
         FIRST_SAPO,
     ),
     change="runs of hundreds of steps that collapse late.",
-    run_seconds=30,
+    run_seconds=24,
     quick_steps=12,
 )

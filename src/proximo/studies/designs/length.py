@@ -88,7 +88,7 @@ OVERLONG = Study(
         "How many of the cut-off answers would have been right is not measured.",
     ),
     change="answers that need their length.",
-    run_seconds=60,
+    run_seconds=48,
     tuning=TUNING,
     afterwards=(
         "The first design had a penalty on length as its positive control. It could not come out: every arm halves its "
@@ -203,7 +203,7 @@ DAPO_LADDER = Study(
         "that differ by rounding are only known to be within 0.02: seconds are too noisy for a verdict.",
     ),
     change="longer runs, in which entropy collapses and groups die.",
-    run_seconds=31,
+    run_seconds=32,
     tuning=Tuning((1e-4, 2e-4, 4e-4, 8e-4), (100, 101), SAMPLED_AREA),
     quick_steps=20,
 )

@@ -125,6 +125,6 @@ MIXTURE = Study(
         "four steps. The rates here are those between which they begin to.",
     ),
     change="a mixture whose routers change more experts in one update than the 10 % of the paper's.",
-    run_seconds=32,
+    run_seconds=26,
     quick_steps=12,
 )

@@ -139,6 +139,6 @@ TOKEN_MEAN = Study(
         "nearly, not exactly, the same loss there.",
     ),
     change="a model that repeats itself when it is lost.",
-    run_seconds=70,
+    run_seconds=66,
     quick_steps=20,
 )

@@ -1,0 +1,57 @@
+"""A process that has imported what a run needs and forks one for each run: importing takes ten seconds of a processor,
+more than a short run.
+
+python -m proximo.insight.compare.forkserver PARENT WORKER [MODULE …]
+
+Each line of its input is a list, each answer a line: ["start", LOG, ARGUMENT, …] is answered with the number of a
+process that does what `python -m WORKER ARGUMENT … PARENT` does, ["status", NUMBER] with its exit status, null as long
+as it runs.
+"""
+
+import json
+import os
+import sys
+from importlib import import_module
+
+from proximo.sandbox.kernel import die_with_parent
+
+
+def main(arguments: list[str]) -> int:
+    parent, *modules = arguments
+    die_with_parent()
+    if os.getppid() != int(parent):  # the parent has already died
+        return 1
+    worker, *_ = [import_module(name) for name in modules]
+    own = str(os.getpid())
+    for line in sys.stdin:
+        kind, *rest = json.loads(line)
+        if kind == "status":
+            _answer(_status(*rest))
+        elif (process := os.fork()) == 0:
+            log, *given = rest
+            _write_to(log)
+            return worker.main([*given, own])
+        else:
+            _answer(process)
+    return 0
+
+
+def _answer(value: int | None) -> None:
+    print(json.dumps(value), flush=True)
+
+
+def _status(process: int) -> int | None:
+    ended, status = os.waitpid(process, os.WNOHANG)
+    return os.waitstatus_to_exitcode(status) if ended else None
+
+
+def _write_to(log: str) -> None:
+    """Become a process of its own session, without input, whose output goes to the log."""
+    os.setsid()
+    with open(os.devnull, "rb") as nothing, open(log, "ab") as file:
+        for source, descriptor in ((nothing, 0), (file, 1), (file, 2)):
+            os.dup2(source.fileno(), descriptor)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
