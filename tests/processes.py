@@ -10,15 +10,11 @@ import signal
 import sys
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from multiprocessing import forkserver, resource_tracker, util
 from pathlib import Path
 
 import torch
-
-from proximo.insight.compare.comparison_folder import Place
-from proximo.insight.compare.plan import Job
-from proximo.machine import Machine
 
 SERVER = multiprocessing.get_context("forkserver")
 SOON = 300.0
@@ -124,11 +120,17 @@ sys.exit(importlib.import_module(worker).main([*arguments, str(os.getppid())]))
 """
 
 
-def start_run(job: Job, place: Place, machine: Machine, accept_lost: bool, worker: str) -> Script:
-    """In the place of `_start` of a comparison's workers."""
-    settings = [machine.threads, int(machine.onednn), int(accept_lost)]
-    arguments = [place.config(job.contender), job.seed, place.run(job), *settings]
-    return Script(RUN_OF_A_COMPARISON, worker, *map(str, arguments), stdout=place.log(job), stderr=place.log(job))
+class RunStarter:
+    """In the place of what starts the runs of a comparison."""
+
+    def __init__(self, worker: str, on_cpu: bool) -> None:
+        self._worker = worker
+
+    def start(self, arguments: Sequence[object], log: Path) -> Script:
+        return Script(RUN_OF_A_COMPARISON, self._worker, *map(str, arguments), stdout=log, stderr=log)
+
+    def close(self) -> None:
+        pass
 
 
 def _run(code: str, arguments: tuple[str, ...], stdout: str, stderr: str) -> None:

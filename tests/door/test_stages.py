@@ -12,7 +12,7 @@ from proximo.cli import main
 from proximo.insight.compare import workers
 from proximo.tasks import Arithmetic
 from tests.door.settings import small
-from tests.processes import start_run
+from tests.processes import RunStarter
 from tests.tracking.folders import MINE
 
 
@@ -115,7 +115,7 @@ def test_a_model_that_is_not_there_is_refused(tmp_path: Path):
 
 
 def test_compare_trains_each_config_with_each_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(workers, "_start", start_run)
+    monkeypatch.setattr(workers, "starter", RunStarter)
     base = small(training=replace(small().training, minibatches=1))
     configs = [base, replace(base, algorithm=proximo.SAPO)]
     result = proximo.compare(configs, seeds=1, updates=1, run=tmp_path / "both", quiet=True)

@@ -20,7 +20,7 @@ from proximo.maths.pieces import traits
 from proximo.studies import designs
 from proximo.tracking import starting
 from tests import ROOT
-from tests.processes import start_run
+from tests.processes import RunStarter
 from tests.sandbox.captivity import needs_sandbox
 
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
@@ -75,7 +75,7 @@ def test_page_works_from_top_to_bottom(page: Path, tmp_path, monkeypatch):
     """Code, commands, data and named files in order and in one folder, as a reader would."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)  # as a script's own folder is
-    monkeypatch.setattr(workers, "_start", start_run)
+    monkeypatch.setattr(workers, "starter", RunStarter)
     monkeypatch.setattr(presets, "ARITHMETIC", FEWER)
     monkeypatch.setattr(starting, "PATIENCE", 300.0)  # trackers are idle processes, which a busy machine lets wait
     torch.set_default_dtype(torch.float32)  # as a reader has it

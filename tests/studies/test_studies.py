@@ -31,7 +31,7 @@ from proximo.training.config import ValueOptions
 from proximo.training.old_names import loads_run
 from proximo.types import Completion, Problem
 from tests import ROOT
-from tests.processes import start_run
+from tests.processes import RunStarter
 
 SMALL = replace(
     ARITHMETIC,
@@ -361,7 +361,7 @@ def test_names_that_are_none():
 
 def test_a_study_runs_resumes_and_concludes(tmp_path, monkeypatch):
     """Two arms, one seed, the arms' runs in processes; the second time nothing is left to do."""
-    monkeypatch.setattr(workers, "_start", start_run)
+    monkeypatch.setattr(workers, "starter", RunStarter)
     lines: list[str] = []
     study = replace(
         STUDY,

@@ -29,6 +29,7 @@ from proximo.insight.compare.page.verdicts import verdict_lines
 from proximo.insight.compare.page.writing import html, markdown, sections
 from proximo.insight.compare.paired import answer_difference, seed_difference
 from proximo.insight.compare.runs import gathered
+from proximo.insight.compare.starting import Starter
 from proximo.insight.compare.worker import train_one
 from proximo.insight.folder import RunFolder
 from proximo.insight.report.facts import gather
@@ -743,7 +744,7 @@ def waiting_job(place: Place, *names: str) -> list[Job]:
 def script(monkeypatch, code: str) -> None:
     """In the place of a run: the code, with the job's name as its argument."""
 
-    def start(job: Job, place: Place, machine: Machine, accept_lost: bool, worker: str) -> subprocess.Popen:
+    def start(job: Job, place: Place, machine: Machine, accept_lost: bool, _: Starter) -> subprocess.Popen:
         with place.log(job).open("ab") as log:
             command = [sys.executable, "-S", "-c", code, job.contender, str(place.folder)]
             return subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)

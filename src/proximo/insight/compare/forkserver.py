@@ -21,23 +21,22 @@ def main(arguments: list[str]) -> int:
     die_with_parent()
     if os.getppid() != int(parent):  # the parent has already died
         return 1
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what modules print when they are imported is no answer
     worker, *_ = [import_module(name) for name in modules]
+    sys.stdout.flush()
     own = str(os.getpid())
     for line in sys.stdin:
         kind, *rest = json.loads(line)
         if kind == "status":
-            _answer(_status(*rest))
-        elif (process := os.fork()) == 0:
+            answer = _status(*rest)
+        elif (answer := os.fork()) == 0:
+            answers.close()
             log, *given = rest
             _write_to(log)
             return worker.main([*given, own])
-        else:
-            _answer(process)
+        print(json.dumps(answer), file=answers, flush=True)
     return 0
-
-
-def _answer(value: int | None) -> None:
-    print(json.dumps(value), flush=True)
 
 
 def _status(process: int) -> int | None:

@@ -128,7 +128,7 @@ REWARD_HACKING = Study(
 
 _MIXED = over_run("dead_groups", "groups that teach nothing", "share of the groups")
 _COVERED = over_run("solved_by_any", "prompts with a right completion", "share of the groups")
-_TOTAL = 512
+_TOTAL, _SIZES = 512, (8, 2, 4, 16, 32, 64)
 
 
 def _grouped(size: int) -> RunConfig:
@@ -143,7 +143,7 @@ GROUP_SIZE = Study(
     claim="With enough rollouts for each prompt, most of the good and bad cases are covered.",
     source="a retelling of GRPO (DeepSeekMath, Shao et al., 2024, arXiv:2402.03300, samples 64)",
     question="At 512 completions a step, what do larger groups of fewer prompts cover, and do they learn more?",
-    arms=(*(Arm(f"group of {size}", _grouped(size), tuned=True) for size in (8, 2, 4, 16, 32, 64)), *_GROUP_TWINS),
+    arms=(*(Arm(f"group of {size}", _grouped(size), tuned=True) for size in _SIZES), *_GROUP_TWINS),
     seeds=SEEDS,
     contrasts=(
         Contrast("32 rollouts cover more prompts than 8", "group of 32", "group of 8", _COVERED, 0.02, (2,)),
@@ -154,11 +154,12 @@ GROUP_SIZE = Study(
     positive=(Contrast("64 rollouts cover more than 2", "group of 64", "group of 2", _COVERED, 0.05),),
     negative=(alike(_GROUP_TWINS, AREA, 0.02),),
     measures=(ACCURACY, AREA, _COVERED, _MIXED, ENTROPY),
-    curve="solved_by_any",
+    curve="dead_groups",
+    drawn=tuple(f"group of {size}" for size in _SIZES),
     caveats=(SMALL, "Two-digit sums that the model often gets right: few prompts are out of reach of eight samples."),
-    afterwards=(TWINS_LATER, "Runs had 60 steps at first, and rates up to 5e-5."),
+    afterwards=(TWINS_LATER, "Runs had 60 steps at first, and rates up to 5e-5; the verdicts were the same."),
     change="prompts of which one in a hundred completions is right.",
-    run_seconds=54,
+    run_seconds=28,
     tuning=replace(TUNING, rates=(2e-5, 5e-5, 1e-4)),
 )
 
