@@ -160,10 +160,8 @@ class _TokenLogprobs(torch.autograd.Function):
 @dataclass(frozen=True)
 class _Passes:
     read: Callable[[Tensor, Tensor, float], tuple[Tensor, Tensor, Tensor]]
-    gradient: Callable[
-        [Tensor, Tensor, Tensor | None, Tensor, tuple[Tensor, Tensor] | None, float, torch.dtype],
-        Tensor,
-    ]
+    gradient: Callable[..., Tensor]
+    """What `_gradient` takes; without a normaliser only if it normalises."""
     normalises: bool
     """Whether reading leaves log-probs in the place of the logits."""
 
