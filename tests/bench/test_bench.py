@@ -6,6 +6,7 @@ import mmap
 import sys
 from dataclasses import replace
 from importlib.util import find_spec
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from proximo.bench.memory import peak_bytes, reset_peak, used_bytes
 from proximo.bench.options import BenchOptions, parsed
 from proximo.bench.report import Row, Verdict, aligned, rendered, save, short
 from proximo.bench.roofline import H200, decode_seconds, decode_step, prefill_seconds, training
-from proximo.bench.running import main
+from proximo.bench.running import main, measured
 from proximo.bench.session import Session, Turn
 from proximo.bench.shapes import QWEN_4B, QWEN_600M, SMOLLM_135M, TINY
 from proximo.bench.sides import trl
@@ -465,6 +466,20 @@ def test_a_table_from_beginning_to_end(tmp_path, capsys):
     assert whole["details"]["workload"]["groups"] == C_TINY.groups
     assert set(whole["details"]["seconds"]["ours"]) == {"rollout", "train", "step"}
     assert torch.__version__.startswith(whole["around"]["versions"]["torch"].partition("+")[0])
+
+
+def test_rows_of_several_threads_stand_beside_those_of_one(tmp_path, monkeypatch):
+    [table] = [each for each in TABLES if each.name == "step"]
+    own = replace(table, cpu=(SimpleNamespace(name="row", run=lambda _: [Row("row step")]),))
+    threads = torch.get_num_threads()
+    try:
+        for number in (1, 2):
+            measured(own, BenchOptions(device="cpu", threads=number, results=str(tmp_path)))
+    finally:
+        torch.set_num_threads(threads)
+    [path] = tmp_path.iterdir()
+    rows = {row["name"]: row["around"]["threads"] for row in json.loads(path.read_text())["rows"]}
+    assert rows == {"row step": 1, "row step, 2 threads": 2}
 
 
 def test_without_trl_our_side_is_measured_all_the_same(tmp_path, capsys, monkeypatch):

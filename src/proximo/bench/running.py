@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +53,8 @@ def measured(table: BenchTable, options: BenchOptions) -> tuple[list[Row], Path,
         except torch.OutOfMemoryError:
             found = [Row(line.name, note="out of memory", refused=True)]
         release(device)
+        if not session.on_gpu and options.threads > 1:  # another row than that of one thread
+            found = [replace(row, name=f"{row.name}, {options.threads} threads") for row in found]
         path = save(Path(options.results), table.name, _slug(session), around, found)
         rows += found
     return rows, path, session
