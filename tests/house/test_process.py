@@ -102,7 +102,7 @@ IMMUTABLE = {
     "get_num_threads",
     # Of studies: they make a config, an arm or a measure, which are frozen.
     "_arm",
-    "_at",
+    "at_rate",
     "_levels",
     "at_end",
     "changed",

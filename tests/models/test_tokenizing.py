@@ -136,6 +136,15 @@ def test_an_end_or_separator_that_the_tokenizer_appends_is_no_part_of_a_prompt()
     assert prompt_tokens(several, "foo") == (0, BOS, *encoded(several, "foo"))
 
 
+@pytest.mark.parametrize("tokenizer", [llama2(), llama2("<s> $A </s>"), byte_level(space=False)])
+def test_a_prompt_is_encoded_twice_whatever_stands_before_it(tokenizer, monkeypatch):
+    asked, encode = [], tokenizer.encode
+    monkeypatch.setattr(tokenizer, "encode", lambda *given, **more: asked.append(given) or encode(*given, **more))
+    tokens = prompt_tokens(tokenizer, "ab a")
+    assert asked == [("ab a",), ("ab a",)]
+    assert tokens == special_prefix(tokenizer) + encoded(tokenizer, "ab a")
+
+
 def test_there_is_never_a_second_bos():
     tokenizer = llama2(chat_template="{{ bos_token }}{% for m in messages %}{{ m['content'] }}{% endfor %}?")
     assert prompt_tokens(tokenizer, "<s>foo") == encoded(tokenizer, "<s>foo")

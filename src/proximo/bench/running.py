@@ -43,7 +43,7 @@ def measured(table: BenchTable, options: BenchOptions) -> tuple[list[Row], Path,
     device = pick_device(options.device)
     if torch.device(device).type == "cpu":
         torch.set_num_threads(options.threads)
-    session = Session(options, device, clock_of(device, options.threads), _say)
+    session = Session(options, device, clock_of(device), _say)
     rows, path = [], Path()
     for line in table.lines(session):
         session.say(f"{table.name} {line.name}")

@@ -39,7 +39,7 @@ class Side(Protocol):
         ...
 
 
-def clock_of(device: str, threads: int = 1) -> Clock:
+def clock_of(device: str) -> Clock:
     """On a GPU wall time after synchronisation; on a CPU the process's CPU time, with several threads wall time: those
     that wait for each other use processor time too."""
     if torch.device(device).type == "cuda":
@@ -49,7 +49,7 @@ def clock_of(device: str, threads: int = 1) -> Clock:
             return time.perf_counter()
 
         return on_the_wall
-    return time.process_time if threads == 1 else time.perf_counter
+    return time.process_time if torch.get_num_threads() == 1 else time.perf_counter
 
 
 @dataclass

@@ -3,14 +3,13 @@
 import os
 import signal
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from proximo.insight.compare import starting
 from proximo.insight.compare.starting import Forked, ForkServer, Fresh, Process, starter
+from tests.waiting import is_running, wait_until
 
 WORKER = """
 import os, signal, sys, time
@@ -57,25 +56,11 @@ def way(request, worker):
     made.close()
 
 
-def until(holds: Callable[[], bool], seconds: float = 120) -> None:
-    end = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < end
-        time.sleep(0.02)
-
-
 def waiting(way: starting.Starter, folder: Path) -> Process:
     """A process that has begun and goes on until it is told to end."""
     process = way.start(["wait", folder], folder / "wait.log")
-    until((folder / f"{process.pid}.ready").exists)
+    wait_until((folder / f"{process.pid}.ready").exists)
     return process
-
-
-def is_gone(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return True
 
 
 def test_each_has_a_session_and_a_log_of_its_own_and_no_input(way, tmp_path):
@@ -110,15 +95,15 @@ def test_without_its_server_a_process_dies_and_the_next_has_a_new_one(way, tmp_p
     first = waiting(way, tmp_path)
     assert isinstance(first, Forked)
     os.kill(first._server.pid, signal.SIGKILL)
-    until(lambda: first.poll() is not None)
+    wait_until(lambda: first.poll() is not None)
     assert first.wait() == -signal.SIGKILL
-    until(lambda: is_gone(first.pid))
+    wait_until(lambda: not is_running(first.pid))
     first.terminate()
     second = waiting(way, tmp_path)
     assert second.poll() is None
     assert (first.poll(), first.returncode) == (-signal.SIGKILL, -signal.SIGKILL)
     way.close()  # as if the one that starts processes had ended
-    until(lambda: is_gone(second.pid))
+    wait_until(lambda: not is_running(second.pid))
 
 
 def test_a_server_that_cannot_start_says_why(tmp_path):

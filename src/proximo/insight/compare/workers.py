@@ -35,9 +35,13 @@ class Failure:
 
 def at_once(configs: Iterable[RunConfig], machines: Iterable[Machine]) -> int:
     """Number of parallel runs, each with the threads that it is fastest with; on a GPU one."""
-    if any(pick_device(config.device) != "cpu" for config in configs):
+    if not _on_cpu(configs):
         return 1
     return max(1, THREADS // max(machine.threads for machine in machines))
+
+
+def _on_cpu(configs: Iterable[RunConfig]) -> bool:
+    return all(pick_device(config.device) == "cpu" for config in configs)
 
 
 def run_jobs(
@@ -60,7 +64,7 @@ def run_jobs(
     that run GRACE seconds later save and end.
     """
     left, running, failures = deque(jobs), dict[Job, Process](), list[Failure]()
-    processes = starter(worker, on_cpu=all(pick_device(job.config.device) == "cpu" for job in jobs))
+    processes = starter(worker, _on_cpu(job.config for job in jobs))
     with Stop() as stop:
         try:
             while left or running:

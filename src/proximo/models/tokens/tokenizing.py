@@ -30,9 +30,10 @@ def prompt_tokens(
     """
     text = asked_text(tokenizer, prompt, arguments)
     tokens = _encoded(tokenizer, text)
-    # Most tokenizers put nothing before a text; to find out what others do takes three times as long as encoding it.
-    if isinstance(prompt, str) and tuple(tokenizer.encode(text)) != tokens:
-        first = special_prefix(tokenizer, text)
+    if isinstance(prompt, str):
+        found = _prefixes(tokenizer, text, tokens) if tokens else []
+        # Nearly always the text itself shows what stands before it, without encoding others.
+        first = found[0] if len(found) == 1 else special_prefix(tokenizer, text)
         if tokens[: len(first)] != first:  # a text that already has the BOS gets no second one
             tokens = first + tokens
     if not tokens:
@@ -55,11 +56,15 @@ def special_prefix(tokenizer: PreTrainedTokenizerBase, text: str = "") -> tuple[
     """The tokens that the tokenizer puts before every text: a BOS, several tokens, or none. Found with any text that
     has tokens: a short one, or `text` if the vocabulary spells none of them."""
     shown = next((each for each in (*_SPELLED, text) if _encoded(tokenizer, each)), "")
-    bare, framed = _encoded(tokenizer, shown), tuple(tokenizer.encode(shown))
-    if not bare:
-        return ()
+    bare = _encoded(tokenizer, shown)
+    return next(iter(_prefixes(tokenizer, shown, bare)), ()) if bare else ()
+
+
+def _prefixes(tokenizer: PreTrainedTokenizerBase, text: str, bare: tuple[int, ...]) -> list[tuple[int, ...]]:
+    """What stands before a text's own tokens in what the tokenizer makes of it; several if they occur there again."""
+    framed = tuple(tokenizer.encode(text))
     starts = range(len(framed) - len(bare) + 1)
-    return framed[: next((start for start in starts if framed[start : start + len(bare)] == bare), 0)]
+    return [framed[:start] for start in starts if framed[start : start + len(bare)] == bare]
 
 
 def reply_tokens(tokenizer: PreTrainedTokenizerBase, asked: str, reply: str) -> tuple[int, ...]:

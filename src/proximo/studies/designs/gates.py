@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from proximo.maths.pieces.gates import Clip, SoftGate
 from proximo.maths.pieces.ratios import SequenceRatio
-from proximo.studies.designs.settings import FAR, SMALL, changed, once, trained
+from proximo.studies.designs.settings import FAR, SMALL, at_rate, changed, once, trained
 from proximo.studies.measures import (
     ACCURACY,
     AREA,
@@ -25,17 +25,13 @@ FARTHER = replace(trained(FAR, epochs=8), steps=30, evaluation=EvaluationOptions
 """32 updates on each step's samples."""
 
 
-def _at(name: str, config: RunConfig, rate: float) -> Arm:
-    return Arm(f"{name} at {rate:g}", trained(config, learning_rate=rate))
-
-
 def _soft(negative: float, positive: float = 1.0) -> RunConfig:
     return changed(FARTHER, gate=SoftGate(positive, negative))
 
 
-CLIPS = tuple(_at("clip", FARTHER, rate) for rate in RATES)
-SOFTS = tuple(_at("soft 1/1.05", _soft(1.05), rate) for rate in RATES)
-_WRECKED = _at("clip", FARTHER, 1e-2)
+CLIPS = tuple(at_rate("clip", FARTHER, rate) for rate in RATES)
+SOFTS = tuple(at_rate("soft 1/1.05", _soft(1.05), rate) for rate in RATES)
+_WRECKED = at_rate("clip", FARTHER, 1e-2)
 ONES = Arm("1 update clip", once(FARTHER)), Arm("1 update soft", once(_soft(1.05)))
 
 RECOMPUTED = (
@@ -48,7 +44,7 @@ FIRST_SAPO = (
     "seeds."
 )
 
-_DUAL = tuple(_at("dual clip 3", changed(FARTHER, gate=Clip(0.2, 0.2, dual=3.0)), rate) for rate in RATES[1:])
+_DUAL = tuple(at_rate("dual clip 3", changed(FARTHER, gate=Clip(0.2, 0.2, dual=3.0)), rate) for rate in RATES[1:])
 _ABOVE = over_run("negative_above", "negative advantage above the range", "share of the tokens")
 
 DUAL_CLIP = Study(

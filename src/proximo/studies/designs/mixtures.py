@@ -5,9 +5,9 @@ from dataclasses import replace
 from proximo.algorithms import GRPO, GSPO, SAPO
 from proximo.maths.pieces.gates import Clip
 from proximo.presets import MOE_ECHO
-from proximo.studies.designs.settings import changed, copies, trained
+from proximo.studies.designs.settings import at, at_rate, changed, copies, trained
 from proximo.studies.measures import BLOCKED, COLLAPSE, COLLAPSED, OUTCOMES, RATIO_SPREAD, at_end, over_run
-from proximo.studies.study import Arm, Contrast, Study
+from proximo.studies.study import Contrast, Study
 
 LETTERS, MANY = 32, 5 / 8
 RATES = LOW, MIDDLE, HIGH, HIGHER = 3e-4, 6e-4, 7e-4, 8e-4
@@ -28,22 +28,18 @@ _CONTROLS = {
 }
 
 
-def _at(name: str, rate: float) -> str:
-    return f"{name} at {rate:g}"
-
-
 def _rarer(what: str, arm: str, against: str, rate: float, claims: tuple[int, ...] = ()) -> Contrast:
     """An arm collapses less often than another."""
-    return Contrast(f"{what} at {rate:g}", _at(arm, rate), _at(against, rate), COLLAPSED, -MANY, claims)
+    return Contrast(f"{what} at {rate:g}", at(arm, rate), at(against, rate), COLLAPSED, -MANY, claims)
 
 
 def _more(what: str, arm: str, against: str, rate: float, claims: tuple[int, ...] = (), sign: int = 1) -> Contrast:
     """An arm learns more than another, or less."""
-    return Contrast(f"{what} at {rate:g}", _at(arm, rate), _at(against, rate), OUTCOMES, sign * 0.05, claims)
+    return Contrast(f"{what} at {rate:g}", at(arm, rate), at(against, rate), OUTCOMES, sign * 0.05, claims)
 
 
-_FATAL = Arm(_at("grpo", FATAL), trained(_PLAIN["grpo"], learning_rate=FATAL))
-_STILL = Arm(_at("grpo", 1e-9), trained(_PLAIN["grpo"], learning_rate=1e-9))
+_FATAL = at_rate("grpo", _PLAIN["grpo"], FATAL)
+_STILL = at_rate("grpo", _PLAIN["grpo"], 1e-9)
 
 MIXTURE = Study(
     name="mixture",
@@ -53,11 +49,7 @@ MIXTURE = Study(
     source="GSPO (Zheng et al., 2025, arXiv:2507.18071), section 5.3",
     question="Does a mixture collapse under GRPO and not under GSPO, and what do replay and smaller steps change?",
     arms=(
-        *(
-            Arm(_at(name, rate), trained(config, learning_rate=rate))
-            for rate in RATES
-            for name, config in (_PLAIN | _REPLAYED | _CONTROLS).items()
-        ),
+        *(at_rate(name, config, rate) for rate in RATES for name, config in (_PLAIN | _REPLAYED | _CONTROLS).items()),
         _FATAL,
         _STILL,
     ),
@@ -78,20 +70,20 @@ MIXTURE = Study(
         *(_more("frozen routers let GRPO learn more", _FROZEN, "grpo", rate) for rate in (MIDDLE, LOW)),
         Contrast(
             f"routes trigger the clip: fewer tokens are blocked with replay at {LOW:g}",
-            _at("grpo + R2", LOW),
-            _at("grpo", LOW),
+            at("grpo + R2", LOW),
+            at("grpo", LOW),
             BLOCKED,
             -0.02,
             (48,),
         ),
-        Contrast(f"one update changes experts at {LOW:g}", _at("grpo", LOW), None, _DRIFT, 0.005, (29,)),
+        Contrast(f"one update changes experts at {LOW:g}", at("grpo", LOW), None, _DRIFT, 0.005, (29,)),
         *(_rarer("SAPO collapses less often than GRPO", "sapo", "grpo", rate, (11,)) for rate in (HIGHER, MIDDLE)),
         *(_rarer("replay keeps SAPO from collapsing", "sapo + R2", "sapo", rate) for rate in (MIDDLE, LOW)),
     ),
     positive=(
         Contrast(f"GRPO collapses at {FATAL:g}", _FATAL.name, _STILL.name, COLLAPSED, MANY),
-        Contrast(f"GRPO learns at {LOW:g}", _at("grpo", LOW), _STILL.name, OUTCOMES, 0.05),
-        Contrast("the narrow clip blocks", _at(_NARROW, LOW), _at("grpo", LOW), BLOCKED, 0.2),
+        Contrast(f"GRPO learns at {LOW:g}", at("grpo", LOW), _STILL.name, OUTCOMES, 0.05),
+        Contrast("the narrow clip blocks", at(_NARROW, LOW), at("grpo", LOW), BLOCKED, 0.2),
     ),
     negative=(
         Contrast("a rate of 1e-9 changes no expert", _STILL.name, None, _DRIFT, 0.005),
@@ -100,8 +92,8 @@ MIXTURE = Study(
     measures=(_END, OUTCOMES, COLLAPSED, _DRIFT, RATIO_SPREAD, BLOCKED),
     curve="outcome",
     drawn=(
-        *(_at(name, LOW) for name in ("grpo", "gspo", "sapo")),
-        *(_at(name, HIGHER) for name in ("grpo", "gspo", "sapo", "grpo + R2", _NARROW)),
+        *(at(name, LOW) for name in ("grpo", "gspo", "sapo")),
+        *(at(name, HIGHER) for name in ("grpo", "gspo", "sapo", "grpo + R2", _NARROW)),
     ),
     collapse=COLLAPSE,
     caveats=(

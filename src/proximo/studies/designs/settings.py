@@ -46,6 +46,16 @@ def trained(config: RunConfig, **options: Any) -> RunConfig:
     return replace(config, training=replace(config.training, **options))
 
 
+def at(name: str, rate: float) -> str:
+    """The name of an arm at a learning rate."""
+    return f"{name} at {rate:g}"
+
+
+def at_rate(name: str, config: RunConfig, rate: float) -> Arm:
+    """A config's arm at a learning rate."""
+    return Arm(at(name, rate), trained(config, learning_rate=rate))
+
+
 def once(config: RunConfig) -> RunConfig:
     """The same with one update on each step's samples, so that every ratio is 1."""
     return trained(config, minibatches=1, epochs=1)

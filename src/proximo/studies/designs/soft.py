@@ -5,7 +5,7 @@ from dataclasses import replace
 from proximo.maths.pieces.gates import Clip, SoftGate
 from proximo.maths.pieces.ratios import SequenceRatio
 from proximo.studies.designs.gates import FARTHER, MANY
-from proximo.studies.designs.settings import SMALL, changed, once, trained
+from proximo.studies.designs.settings import SMALL, at, at_rate, changed, once
 from proximo.studies.measures import (
     ACCURACY,
     AREA,
@@ -29,27 +29,23 @@ _FAR = over_run("ratio_far", "ratios further than 0.5 from 1", "share of the tok
 _GATE = over_run("gate", "gate", "share that passes")
 
 
-def _at(name: str, config: RunConfig, rate: float) -> Arm:
-    return Arm(f"{name} at {rate:g}", trained(config, learning_rate=rate))
-
-
 def _soft(negative: float, positive: float = 1.0) -> RunConfig:
     return changed(_LONG, gate=SoftGate(positive, negative))
 
 
 def _name(temperatures: str, rate: float = MIDDLE) -> str:
-    return f"soft {temperatures} at {rate:g}"
+    return at(f"soft {temperatures}", rate)
 
 
 def _clip(rate: float) -> str:
-    return f"clip at {rate:g}"
+    return at("clip", rate)
 
 
 def _sequence(rate: float) -> str:
-    return f"sequence 0.03/0.04 at {rate:g}"
+    return at("sequence 0.03/0.04", rate)
 
 
-_WRECKED = _at("clip", _LONG, 1e-2)
+_WRECKED = at_rate("clip", _LONG, 1e-2)
 _ONES = Arm("1 update clip", once(_LONG)), Arm("1 update soft", once(_soft(1.05)))
 
 SAPO_STUDY = Study(
@@ -61,11 +57,11 @@ SAPO_STUDY = Study(
     question="Far from the policy that sampled, does a soft gate collapse less often, or learn more, than a hard clip, "
     "and do its two temperatures matter?",
     arms=(
-        *(_at("clip", _LONG, rate) for rate in RATES),
-        *(_at(f"soft {PAPER}", _soft(1.05), rate) for rate in RATES),
-        *(_at("sequence 0.03/0.04", _SEQUENCE, rate) for rate in RATES),
+        *(at_rate("clip", _LONG, rate) for rate in RATES),
+        *(at_rate(f"soft {PAPER}", _soft(1.05), rate) for rate in RATES),
+        *(at_rate("sequence 0.03/0.04", _SEQUENCE, rate) for rate in RATES),
         *(
-            _at(f"soft {positive:g}/{negative:g}", _soft(negative, positive), MIDDLE)
+            at_rate(f"soft {positive:g}/{negative:g}", _soft(negative, positive), MIDDLE)
             for positive in (1.0, 2.0)
             for negative in TEMPERATURES
             if (positive, negative) != (1.0, 1.05)
