@@ -17,7 +17,7 @@ from proximo.studies.study import Study
 
 Say = Callable[[str], None]
 NOT_STARTED = "not started"
-SHARING = 4
+SHARING = 12
 """Runs that share a GPU, if nothing is asked for: each has compiled code and captured graphs of its own there."""
 
 

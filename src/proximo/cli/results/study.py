@@ -18,7 +18,7 @@ The design, with what counts as an effect, is stored with its SHA-256 before the
 differs is refused. The same command continues where an earlier one ended. Runs use one thread each.
 
 --quick        a pilot: few seeds and steps, the main contrast and the controls, no tuning; its page says so
---processes N  runs in parallel (default: one for each core; four that share a GPU)
+--processes N  runs in parallel (default: one for each core; twelve at most share a GPU)
 --device D     where they are computed: cpu (default) or cuda, in float32 too; there a study is a design of its own
 --out DIR      folder of designs, results and pages (default: runs/studies)
 --minutes N    start no run after this many minutes
