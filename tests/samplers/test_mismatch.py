@@ -4,6 +4,7 @@ import itertools
 import json
 import math
 import re
+import statistics
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
@@ -26,6 +27,7 @@ from proximo.maths import (
     SoftGate,
     TokenTruncated,
 )
+from proximo.maths.intervals import half_width
 from proximo.maths.mismatch import effective_share, mismatch
 from proximo.maths.pieces.ratios import SequenceProductRatio, SequenceRatio, TokenRatio
 from proximo.models import load_model, score, tiny_model, tiny_moe, tiny_tokenizer
@@ -102,8 +104,8 @@ def dense():
     return tiny_model(hidden=32, layers=2, heads=2, kv_heads=1, intermediate=64, seed=1)
 
 
-def mixture():
-    return tiny_moe(hidden=32, layers=2, heads=2, kv_heads=1, experts=4, chosen=2, intermediate=32, seed=1)
+def mixture(seed: int = 1):
+    return tiny_moe(hidden=32, layers=2, heads=2, kv_heads=1, experts=4, chosen=2, intermediate=32, seed=seed)
 
 
 def move(model, seed: int = 0) -> None:
@@ -348,12 +350,19 @@ def test_a_mismatch_of_nothing_is_the_exact_run():
 
 
 def test_replaying_the_samplers_routes_takes_most_of_the_routers_noise_away(tmp_path):
-    mixture().save_pretrained(tmp_path)
-    TOKENIZER.save_pretrained(tmp_path)
+    """The numbers of claim 10, of mixtures that were drawn with 4 seeds."""
     noisy = replace(CONFIG, algorithm=ALGORITHM, model=str(tmp_path), sampler=Mismatched(router_noise=0.01), steps=1)
-    (_, [native]), (_, [replayed]) = (steps_of(replace(noisy, routing_replay=replay)) for replay in (None, "sampler"))
-    assert native["mismatch_kl"] > 4 * replayed["mismatch_kl"] > 0
-    assert native["sampler_gap"] > 2 * replayed["sampler_gap"] > 0
+    gaps: dict[str | None, list[float]] = {None: [], "sampler": []}
+    for seed in range(4):
+        mixture(seed).save_pretrained(tmp_path)
+        TOKENIZER.save_pretrained(tmp_path)
+        (_, [native]), (_, [replayed]) = (steps_of(replace(noisy, seed=seed, routing_replay=each)) for each in gaps)
+        assert native["mismatch_kl"] > 4 * replayed["mismatch_kl"] > 0
+        for gap, row in zip(gaps.values(), (native, replayed), strict=True):
+            gap.append(row["sampler_gap"])
+    (native, spread), (replayed, small) = ((statistics.mean(gap), half_width(gap)) for gap in gaps.values())
+    assert native - spread > 0.001
+    assert replayed + small < 0.00015
 
 
 # The toy with a known answer: a policy over all texts of three letters from an alphabet of three

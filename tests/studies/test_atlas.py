@@ -124,6 +124,18 @@ def test_what_is_not_needed_brings_nothing_where_it_is_added(tmp_path, low, high
     assert row.verdict == word
 
 
+def test_a_claim_is_decided_by_the_study_that_was_made_for_it():
+    [row] = [row for row in atlas_rows(PAGES) if row.claim.number == 11]
+    assert next(iter(row.contrasts)) == "sapo"
+    assert row.verdict.startswith("contrary")
+    assert all(claim.decides in {"", *(study.name for study in STUDIES)} for claim in CLAIMS)
+
+
+def test_what_a_verdict_leaves_open_is_said_beside_it():
+    [row] = [row for row in atlas_rows(PAGES) if row.claim.number == 46]
+    assert row.verdict.startswith("holds here: after the fall, while from 4 steps before it")
+
+
 def test_the_page_is_what_is_known():
     assert (PAGES / PAGE).read_text() == atlas(PAGES), "make it anew: python -m proximo.studies --publish docs/studies"
 

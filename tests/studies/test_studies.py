@@ -15,6 +15,7 @@ from proximo.cli.helping.claims import stored_verdicts
 from proximo.insight.charts.drawing import COLOURS
 from proximo.insight.compare import workers
 from proximo.presets import ARITHMETIC
+from proximo.storage.locks import FolderLock
 from proximo.studies import command, measures, running
 from proximo.studies.__main__ import main as module
 from proximo.studies.command import conclude, conduct, listed, named
@@ -369,9 +370,13 @@ def test_a_study_runs_resumes_and_concludes(tmp_path, monkeypatch):
         seeds=(0,),
     )
     assert conduct([study], tmp_path, processes=2, say=lines.append)
-    assert lines[0] == "small: 2 runs, 2 left: about 0 min with 2 processes"  # equal configs are one run
+    assert lines[0] == "small: 2 runs, 2 left: about 1 min with 2 processes"  # equal configs are one run
     assert not list((tmp_path / "runs").iterdir())
     first = (tmp_path / "small.md").read_bytes()
+    assert b"\n2 runs on one thread each, " in first
+    assert b"SHA-256 of the design, stored before the first run: " in first
+    assert b"proximo study small" not in first  # there is no such command
+    assert lines[1].startswith(("small, same, seed 0: finished (1 of 2, ", "small, helped, seed 0: finished (1 of 2, "))
     spent = [json.loads(path.read_text())["steps"][SECONDS] for path in (tmp_path / "results").iterdir()]
     assert all(len(seconds) == 1 and 0 < seconds[0] < 600 for seconds in spent)
     lines.clear()
@@ -410,10 +415,73 @@ def test_the_command_lists_says_how_much_and_refuses(tmp_path, monkeypatch, caps
         (["clip-higher", "--out", __file__], "test_studies.py is no folder: give one with --out"),
         (["--out", __file__], "test_studies.py is no folder: give one with --out"),
         (["--out", f"{__file__}/below"], "below is no folder: give one with --out"),
+        (["clip-higher", "--out", ""], "--out is empty: give a folder"),
     ):
         with pytest.raises(SystemExit):
             main(["study", *wrong])
         assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "given", [["--quick"], ["--processes", "3", "--dry-run"], ["--device", "bogus"], ["--out", ""]]
+)
+def test_the_module_ignores_no_flag(given, capsys):
+    with pytest.raises(SystemExit):
+        module(given)
+    assert re.search("need the NAME of a study|--out is empty", capsys.readouterr().err)
+
+
+def test_two_commands_do_not_share_a_folder(tmp_path):
+    with FolderLock(tmp_path), pytest.raises(ValueError, match="is in use by another study command: wait for it"):
+        conduct([STUDY], tmp_path, processes=1, say=print)
+    assert not (tmp_path / "small.json").exists()
+
+
+def test_a_design_that_was_changed_by_hand_is_refused(tmp_path):
+    lab = Laboratory(tmp_path)
+    lab.settle(STUDY, 0)
+    path = tmp_path / "small.json"
+    path.write_text(path.read_text().replace('"counts": 0.1', '"counts": 0.01'))
+    with pytest.raises(ValueError, match="its design is not the one that was hashed"):
+        lab.facts(STUDY)
+
+
+def test_a_page_says_when_its_design_was_stored_and_what_its_verdict_leaves_open(tmp_path):
+    lab = Laboratory(tmp_path)
+    lab.settle(STUDY, 3)
+    lab.conclude(STUDY, {"complete": True})
+    lab.conclude(STUDY, {"complete": True})
+    assert lab.known(STUDY) == 3
+    found = findings(STUDY, runs())
+    assert "SHA-256 of the design, stored when 3 of its runs were done: " in page(found, {}, known=lab.known(STUDY))
+    later = replace(STUDY, later="a control", limits="in the morning")
+    text = page(findings(later, runs()), {})
+    assert "What counts was fixed before the runs, except for a control." in text
+    assert "SHA-256 of the design, in which a control came when results were known: " in text
+    assert "before the first run" not in text
+    assert f"**Verdict: {headline(found, found.contrasts[0])}, in the morning**" in text
+    assert design_hash(later) == design_hash(STUDY)
+
+
+def test_what_is_measured_between_two_runs_is_no_number_of_each():
+    between = replace(STUDY.contrasts[0].measure, name="paired", between=lambda ours, theirs: 1.5)
+    study = replace(STUDY, contrasts=(replace(STUDY.contrasts[0], measure=between),))
+    assert "| paired, share | – | – | +1.5 | " in page(findings(study, runs()), {})
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"name": "a/b"}, "name is 'a/b': its files are called so"),
+        ({"arms": (*STUDY.arms, STUDY.arms[0])}, "study small: arms are called base, .*: give each a name of its own"),
+        ({"contrasts": (replace(STUDY.contrasts[0], arm="mine"),)}, "has the arm 'mine': give one of base"),
+        ({"contrasts": (replace(STUDY.contrasts[0], counts=0.0),)}, "is 0: give what counts as an effect"),
+        ({"drawn": ("mine",)}, "drawn has 'mine': give some of base"),
+    ],
+)
+def test_a_study_of_ones_own_that_cannot_be(change, message):
+    with pytest.raises(ValueError, match=message):
+        replace(STUDY, **change)
 
 
 def test_on_another_device_a_study_is_another_design(monkeypatch, capsys, tmp_path):

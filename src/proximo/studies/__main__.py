@@ -16,14 +16,19 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--processes", type=int, help="runs at a time, each on one thread")
     parser.add_argument("--out", type=Path, default=FOLDER, help="folder; what is finished in it is kept")
     parser.add_argument("--minutes", type=float, help="minutes after which no further run is started")
-    parser.add_argument("--device", default="cpu", help="where runs are computed (cpu, cuda); they share a GPU")
+    parser.add_argument("--device", help="where runs are computed (cpu, cuda); they share a GPU")
     parser.add_argument("--dry-run", action="store_true", help="say how many runs there are, and start none")
     parser.add_argument(
         "--publish", type=Path, metavar="DIR", help="then copy finished pages of --out to DIR, with the atlas"
     )
     options = parser.parse_args(arguments)
-    options.processes = at_a_time(options.device) if options.processes is None else options.processes
-    if options.processes < 1:
+    asked = (options.processes, options.minutes, options.device)
+    if not options.names and (options.quick or options.dry_run or any(each is not None for each in asked)):
+        parser.error("--quick, --processes, --device, --minutes and --dry-run need the NAME of a study")
+    if options.out == Path():
+        parser.error("--out is empty: give a folder")
+    options.device = options.device or "cpu"
+    if options.processes is not None and options.processes < 1:
         parser.error(f"--processes {options.processes}: give a whole number, at least 1")
     if options.minutes is not None and not options.minutes > 0:
         parser.error(f"--minutes {options.minutes:g}: give more than 0")
@@ -44,7 +49,7 @@ def _conducted(options: argparse.Namespace) -> bool:
     return conduct(
         [study.quick() for study in studies] if options.quick else studies,
         options.out,
-        processes=options.processes,
+        processes=options.processes or at_a_time(options.device),
         say=lambda line: print(line, flush=True),
         minutes=options.minutes,
         dry=options.dry_run,

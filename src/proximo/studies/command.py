@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from proximo.models.devices import pick_device
+from proximo.storage.locks import FolderLock, Locked
 from proximo.studies.atlas.page import PAGE, atlas
 from proximo.studies.designs import STUDIES
 from proximo.studies.figure import figure
@@ -17,6 +18,7 @@ from proximo.studies.study import Study
 
 Say = Callable[[str], None]
 NOT_STARTED = "not started"
+_OWN = "proximo.studies.command.conduct([study], out, processes=…, say=print), with the study's own file"
 SHARING = 12
 """Runs that share a GPU, if nothing is asked for: each has compiled code and captured graphs of its own there."""
 
@@ -31,7 +33,7 @@ def named(name: str) -> Study:
 
 def on_device(name: str, device: str) -> Study:
     """The study of a name, with its runs on a device; ValueError if there is no such study or device."""
-    if device != "cpu" and device.partition(":")[0] != "cuda":
+    if device not in ("auto", "cpu") and device.partition(":")[0] != "cuda":
         raise ValueError(f"--device {device}: runs of a study are computed on cpu or cuda")
     return named(name).on(pick_device(device))
 
@@ -42,7 +44,7 @@ def cores() -> int:
 
 def at_a_time(device: str) -> int:
     """Runs at a time, if nothing is asked for."""
-    return cores() if device == "cpu" else min(cores(), SHARING)
+    return cores() if pick_device(device) == "cpu" else min(cores(), SHARING)
 
 
 def listed(out: Path, published: Mapping[str, str] | None = None) -> list[str]:
@@ -85,13 +87,20 @@ def conduct(
         say(f"together: {_words(amount(studies, lab), processes)}")
     if dry:
         return False
-    failures = run(studies, out, processes, say, minutes)
-    complete = not failures
-    for study in studies:
-        found = conclude(study, lab)
-        complete = complete and found.is_complete
-        say(f"{study.label}: {headline(found, found.contrasts[0])}; {lab.folder / study.label}.md")
+    with _alone(out):
+        complete = not run(studies, out, processes, say, minutes)
+        for study in studies:
+            found = conclude(study, lab)
+            complete = complete and found.is_complete
+            say(f"{study.label}: {headline(found, found.contrasts[0])}; {lab.folder / study.label}.md")
     return complete
+
+
+def _alone(out: Path) -> FolderLock:
+    try:
+        return FolderLock(out)
+    except Locked:
+        raise ValueError(f"{out} is in use by another study command: wait for it, or give another --out") from None
 
 
 def conclude(study: Study, lab: Laboratory) -> Findings:
@@ -99,7 +108,8 @@ def conclude(study: Study, lab: Laboratory) -> Findings:
     found = findings(study, records(study, lab))
     rates = {arm.name: rate for arm in study.arms if (rate := chosen_rate(study, arm, lab)) is not None}
     lab.conclude(study, found.to_dict())
-    (lab.folder / f"{study.label}.md").write_text(page(found, rates))
+    command = "" if study.name in {each.name for each in STUDIES} else _OWN
+    (lab.folder / f"{study.label}.md").write_text(page(found, rates, command, lab.known(study)))
     (lab.folder / f"{study.label}.svg").write_text(figure(found))
     return found
 
@@ -119,7 +129,7 @@ def publish(out: Path, folder: Path) -> None:
 
 def _words(todo: Amount, processes: int) -> str:
     minutes = todo.seconds / 60 / processes
-    time = f"{minutes:.0f} min" if minutes < 120 else f"{minutes / 60:.1f} h"
+    time = f"{max(minutes, 1):.0f} min" if minutes < 120 else f"{minutes / 60:.1f} h"
     return f"{todo.runs} runs, {todo.left} left" + (
         f": about {time} with {processes} process{'es' if processes > 1 else ''}" if todo.left else ""
     )

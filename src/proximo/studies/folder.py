@@ -14,10 +14,10 @@ from proximo import toml
 from proximo.insight.compare import Job, Place
 from proximo.storage.folders import write_file
 from proximo.studies.courses.stored import Courses, Stored, course_file
-from proximo.studies.record import Record, StudyJob, read
+from proximo.studies.record import Record, StudyJob, digest, read
 from proximo.studies.study import Study, design, design_hash
 
-FOLDER, RESULTS = Path("runs/studies"), "results"
+FOLDER, RESULTS, KNOWN = Path("runs/studies"), "results", "runs known before"
 
 
 class OtherDesign(ValueError):
@@ -57,15 +57,25 @@ class Laboratory:
                 f"{path} was stored before the runs with the hash {str(stored)[:12]}, and the study's is now "
                 f"{design_hash(study)[:12]}: what counts was changed, so give another folder with --out"
             )
+        if digest(facts.get("design")) != stored:
+            raise ValueError(f"{path}: its design is not the one that was hashed: move it away, or give another --out")
         return facts
 
-    def settle(self, study: Study) -> None:
-        """Store the design and its hash, before any run."""
+    def settle(self, study: Study, known: int = 0) -> None:
+        """Store the design and its hash, before any run, and how many of its runs other studies have done."""
         if self.facts(study) is None:
-            self.conclude(study, {})
+            self._store(study, {KNOWN: known} if known else {})
 
     def conclude(self, study: Study, found: dict[str, Any]) -> None:
         """Store the findings next to the design."""
+        known = self.known(study)
+        self._store(study, ({KNOWN: known} if known else {}) | found)
+
+    def known(self, study: Study) -> int:
+        """How many of its runs were done when its design was stored."""
+        return (self.facts(study) or {}).get(KNOWN, 0)
+
+    def _store(self, study: Study, found: dict[str, Any]) -> None:
         facts = {"hash": design_hash(study), **found, "design": design(study)}
         self.folder.mkdir(parents=True, exist_ok=True)
         write_file(self._facts(study), (json.dumps(facts, indent=1, ensure_ascii=False) + "\n").encode())

@@ -7,12 +7,15 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from proximo.maths.intervals import half_width
 from proximo.studies.finding import Findings, Found
+from proximo.studies.record import job
+from proximo.studies.running import with_rate
 from proximo.studies.study import Measure, Study, design_hash
 from proximo.training.rl.evaluate import known_mean, wilson
 
 
-def page(found: Findings, rates: Mapping[str, float]) -> str:
-    """Markdown; `rates` are the learning rates of the arms."""
+def page(found: Findings, rates: Mapping[str, float], command: str = "", known: int = 0) -> str:
+    """Markdown; `rates` are the learning rates of the arms, `command` repeats the study if its own does not, and
+    `known` of its runs were done when its design was stored."""
     study = found.study
     first = found.contrasts[0]
     parts = [
@@ -25,7 +28,8 @@ def page(found: Findings, rates: Mapping[str, float]) -> str:
         f"{_curve(study)} over the steps: means over {len(study.seeds)} seeds, with 95 % intervals as bands."
         + (f" {len(study.drawn)} of {len(study.arms)} arms; a table below has all." if study.drawn else ""),
         f"{study.question} Arms of a seed share prompts and random numbers; differences are paired by seed, intervals "
-        f"are Student's t over the seeds{_of_shares(study)}. What counts was fixed before the runs.",
+        f"are Student's t over the seeds{_of_shares(study)}. What counts was fixed before the runs"
+        + (f", except for {study.later}." if study.later else "."),
         "## Contrasts",
         table(_CONTRASTS, [_row(found, each) for each in found.contrasts]),
         "## Controls",
@@ -36,15 +40,15 @@ def page(found: Findings, rates: Mapping[str, float]) -> str:
         _arms(found, rates),
         *_timed(found),
         *_edges(study, rates),
-        "## What was fixed before the runs",
-        _fixed(study),
+        "## What was fixed" + ("" if study.later else " before the runs"),
+        _fixed(study, known),
         "## Caveats",
         "\n".join(f"- {each}" for each in study.caveats),
         *_afterwards(study),
         f"What would change the verdict: {study.change}",
         "## How to repeat it",
-        f"```text\n{study.command}\n```",
-        _seconds(found),
+        f"```text\n{command or study.command}\n```",
+        _seconds(found, rates),
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -63,7 +67,11 @@ def headline(found: Findings, of: Found) -> str:
 
     Example: "not detectable at this size: the smallest effect we could have seen is 0.031 nats a token"
     """
-    return f"only a pilot: {_words(found, of)}" if found.study.is_pilot else _words(found, of)
+    said = _words(found, of)
+    if found.study.is_pilot:
+        return f"only a pilot: {said}"
+    limits = found.study.limits if of is found.contrasts[0] and found.verdict(of) != "no verdict" else ""
+    return f"{said}, {limits}" if limits else said
 
 
 def _words(found: Findings, of: Found) -> str:
@@ -99,17 +107,20 @@ _CONTRASTS = (
 
 def _row(found: Findings, each: Found) -> list[str]:
     contrast, measured = each.contrast, each.difference
+    # What is measured between two runs is no number of each of them.
+    of_each = contrast.against is None or contrast.measure.between is None
+    word = found.verdict(each)
     return [
         f"{contrast.what} ({' against '.join(f'`{arm}`' for arm in contrast.arms)})",
         f"{contrast.measure.name}, {contrast.measure.unit}",
-        _plain(each.arm),
-        _plain(each.against),
+        _plain(each.arm) if of_each else "–",
+        _plain(each.against) if of_each else "–",
         signed(measured.mean),
         _interval(each),
         signed(contrast.counts),
         _plain(measured.visible),
         str(len(measured.values)),
-        found.verdict(each),
+        f"{word} (no room)" if word == "not detectable at this size" and not each.has_room else word,
     ]
 
 
@@ -182,13 +193,16 @@ def _of_shares(study: Study) -> str:
     )
 
 
-def _fixed(study: Study) -> str:
+def _fixed(study: Study, known: int) -> str:
     contrasts = (*study.contrasts, *study.controls, *study.timed)
     measures = {each.measure.name: each.measure.what for each in contrasts}
     measures |= {each.name: each.what for each in study.measures}
     config = study.arms[0].config
+    when = f"stored when {known} of its runs were done" if known else "stored before the first run"
+    if study.later:
+        when = f"in which {study.later} came when results were known"
     lines = [
-        f"- SHA-256 of the design, stored before the first run: `{design_hash(study)}`",
+        f"- SHA-256 of the design, {when}: `{design_hash(study)}`",
         f"- seeds: {', '.join(map(str, study.seeds))}",
         f"- `{study.arms[0].name}`: {config.steps} steps, {config.training.groups} × {config.training.group_size} "
         f"completions and {config.training.updates} updates a step",
@@ -221,10 +235,15 @@ def _incomplete(found: Findings) -> str:
     return "" if found.is_complete else " Not all runs are done: the numbers are those of the finished ones."
 
 
-def _seconds(found: Findings) -> str:
-    total = sum(record.seconds for record in found.records.values())
-    where = f" of the CPU each and on {found.study.gpu} in float32" if found.study.gpu else " each"
-    return f"{len(found.records)} runs on one thread{where}, {total:,.0f} seconds together, without tuning."
+def _seconds(found: Findings, rates: Mapping[str, float]) -> str:
+    """Arms that are equal share their runs."""
+    study, seconds = found.study, dict[str, float]()
+    for (name, seed), record in found.records.items():
+        arm = study.arm(name)
+        rate = rates.get(name, arm.config.training.learning_rate)
+        seconds[job(with_rate(arm.config, rate), seed, arm.course).name] = record.seconds
+    where = f" of the CPU each and on {study.gpu} in float32" if study.gpu else " each"
+    return f"{len(seconds)} runs on one thread{where}, {sum(seconds.values()):,.0f} seconds together, without tuning."
 
 
 def _interval(found: Found) -> str:

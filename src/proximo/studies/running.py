@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -86,7 +86,7 @@ def amount(studies: Sequence[Study], lab: Laboratory) -> Amount:
     seconds: dict[str, float] = {}
     done: set[str] = set()
     for study in studies:
-        every = [*tuning_jobs(study), *arm_jobs(study, lab).values()]
+        every = _every(study, lab)
         seconds |= {each.name: study.run_seconds for each in every}
         done |= {each.name for each in every if lab.record(each) is not None}
         for arm in study.arms:  # not tuned yet: which runs these will be is not known
@@ -105,26 +105,39 @@ def run(studies: Sequence[Study], out: Path, processes: int, say: Say, minutes: 
     until = math.inf if minutes is None else time.monotonic() + 60 * minutes
     lab = Laboratory(out)
     for study in studies:
-        lab.settle(study)
+        lab.settle(study, len({each.name for each in _every(study, lab) if lab.record(each) is not None}))
     failures = []
     for study, following in pairwise((None, *studies, None)):
-        every = [] if study is None else [*arm_jobs(study, lab).values()]
-        every += [] if following is None else tuning_jobs(following)
+        every, names = [], dict[str, str]()
+        if following is not None:
+            every = tuning_jobs(following)
+            names = {each.name: f"{following.label}, tuning, seed {each.config.seed}" for each in every}
+        if study is not None:
+            own = arm_jobs(study, lab)
+            every = [*own.values(), *every]
+            names |= {each.name: f"{study.label}, {arm}, seed {seed}" for (arm, seed), each in own.items()}
         left = [each for each in _unique(every) if lab.record(each) is None]
         lab.prepare(left)
-        failures += _run(left, lab, processes, say, until)
+        failures += _run(left, names, lab, processes, say, until)
     return failures
 
 
-def _run(jobs: list[StudyJob], lab: Laboratory, processes: int, say: Say, until: float) -> list[Failure]:
+def _every(study: Study, lab: Laboratory) -> list[StudyJob]:
+    return [*tuning_jobs(study), *arm_jobs(study, lab).values()]
+
+
+def _run(
+    jobs: list[StudyJob], names: Mapping[str, str], lab: Laboratory, processes: int, say: Say, until: float
+) -> list[Failure]:
     done, began = 0, time.monotonic()
 
     def ended(each: Job, failure: Failure | None) -> None:
         nonlocal done
         done += 1
-        left = (time.monotonic() - began) / done * (len(jobs) - done) / 60
-        how = "finished" if failure is None else f"FAILED, {failure.message}"
-        say(f"{each.name}: {how} ({done} of {len(jobs)}, about {left:.0f} min left)")
+        minutes = (time.monotonic() - began) / done * (len(jobs) - done) / 60
+        left = f"about {minutes:.0f} min left" if minutes >= 1 else "less than a minute left"
+        how = "finished" if failure is None else f"FAILED, {failure.message} (run {each.name})"
+        say(f"{names[each.name]}: {how} ({done} of {len(jobs)}, {left})")
 
     return run_jobs(
         jobs,

@@ -1,5 +1,6 @@
 """A study is a value: a claim, the arms that test it, and what counts as an effect, all of it fixed before the runs."""
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -115,18 +116,32 @@ class Study:
     """Definition of a collapse."""
     afterwards: tuple[str, ...] = ()
     """What was noticed after the design was fixed; no part of the hash."""
+    limits: str = ""
+    """What the verdict leaves open of the claim, said beside it; no part of the hash."""
+    later: str = ""
+    """What of the design came when results were known; no part of the hash."""
     quick_seeds: int = 3
     quick_steps: int = 15
     is_pilot: bool = False
 
     def __post_init__(self) -> None:
         names = [arm.name for arm in self.arms]
-        assert len(set(names)) == len(names), f"{self.name}: arms {names}"
+        if not re.fullmatch(r"[\w.-]+", self.name):
+            raise ValueError(f"name is {self.name!r}: its files are called so, give letters, digits, -, _ and .")
+        if len(set(names)) < len(names):
+            raise ValueError(f"study {self.name}: arms are called {', '.join(names)}: give each a name of its own")
         for contrast in (*self.contrasts, *self.controls, *self.timed):
-            assert set(contrast.arms) <= set(names), f"{self.name}: {contrast.what}"
-            assert contrast.counts, f"{self.name}: {contrast.what} counts nothing"
-        assert set(self.drawn) <= set(names), f"{self.name}: the figure's arms"
-        assert self.tuning is None or not set(self.tuning.seeds) & set(self.seeds), f"{self.name}: seeds"
+            if unknown := set(contrast.arms) - set(names):
+                raise ValueError(
+                    f"study {self.name}: the contrast {contrast.what!r} has the arm {min(unknown)!r}: give one of "
+                    f"{', '.join(names)}"
+                )
+            if not contrast.counts:
+                raise ValueError(f"study {self.name}: counts of {contrast.what!r} is 0: give what counts as an effect")
+        if unknown := set(self.drawn) - set(names):
+            raise ValueError(f"study {self.name}: drawn has {min(unknown)!r}: give some of {', '.join(names)}")
+        if self.tuning is not None and (both := set(self.tuning.seeds) & set(self.seeds)):
+            raise ValueError(f"study {self.name}: seeds and tuning.seeds have {min(both)}: tune on other seeds")
 
     @property
     def controls(self) -> tuple[Contrast, ...]:
@@ -162,7 +177,7 @@ class Study:
         if device == self.arms[0].config.device:
             return self
         arms = (replace(arm, config=replace(arm.config, device=device, dtype="float32")) for arm in self.arms)
-        return replace(self, arms=tuple(arms), afterwards=())
+        return replace(self, arms=tuple(arms), afterwards=(), limits="", later="")
 
     def quick(self) -> "Study":
         """A pilot: few seeds and steps, the arms of the first contrast and the controls, no tuning."""
@@ -180,6 +195,8 @@ class Study:
             timed=(),
             run_seconds=self.run_seconds * min(self.quick_steps / first, 1.0),
             is_pilot=True,
+            limits="",
+            later="",
         )
 
 

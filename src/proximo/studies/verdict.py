@@ -64,7 +64,9 @@ def share_difference(ours: Sequence[float], theirs: Sequence[float] | None = Non
         low, high = wilson(round(sum(values)), len(values))
     else:
         low, high = newcombe(*(pairs.count(kind) for kind in ((1, 1), (1, 0), (0, 1), (0, 0))))
-    return Difference(values, known_mean(values), low, high, _visible(len(pairs)))
+    # One seed is enough for a share by itself: Wilson's interval then excludes 0.
+    visible = 1 / len(pairs) if theirs is None else _visible(len(pairs))
+    return Difference(values, known_mean(values), low, high, visible)
 
 
 def newcombe(both: int, first: int, second: int, neither: int) -> tuple[float, float]:

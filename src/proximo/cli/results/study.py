@@ -37,13 +37,15 @@ def run(arguments: list[str]) -> int:
         print(USAGE, end="")
         return 0
     quick, dry = take_switch(arguments, "--quick"), take_switch(arguments, "--dry-run")
-    out, processes = Path(take(arguments, "--out") or FOLDER), _number(arguments, "--processes")
+    given, processes = take(arguments, "--out"), _number(arguments, "--processes")
     minutes, asked = _minutes(arguments), take(arguments, "--device")
     if len(arguments) > 1 or any(each.startswith("-") for each in arguments):
         refuse(f"study takes one name and flags, not {' '.join(arguments)}: see proximo study --help")
     if not arguments and (quick or dry or processes or minutes or asked is not None):
         refuse("--quick, --processes, --device, --minutes and --dry-run need the NAME of a study: see proximo study")
-    device = "cpu" if asked is None else asked
+    if given == "":
+        refuse("--out is empty: give a folder")
+    out, device = Path(given or FOLDER), "cpu" if asked is None else asked
     try:
         if not arguments:
             print("\n".join(listed(out, stored_verdicts())))

@@ -28,6 +28,8 @@ class Claim:
     """Page that has it, seen from docs/studies."""
     reason: str = ""
     """Why it is not measured at this size, and what size would do."""
+    decides: str = ""
+    """Name of the study whose first contrast gives the verdict, where the first of all is not meant."""
     not_needed: Literal["", "left out", "added"] = ""
     """Where the claim is that something is not needed: what its contrasts do with it. Left out: the claim holds where
     the interval excludes a loss as large as what counts, and not only where there is a gain. Added: it holds where the
@@ -45,8 +47,8 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(7, "discarding dead groups makes rollouts more efficient", "retelling of DAPO §3.2", "not detectable at this size", "at equal tokens DAPO is 0.8 points below PPO (−2.4 to +0.8, 3 seeds; 1.6 could have been seen): it drops 32 % of what it samples, and the others train on 30 to 34 % without an advantage", "proximo compare five", FIVE),
     Claim(8, "a soft penalty on length gives shorter and better answers", "retelling of DAPO §3.4"),
     Claim(9, "mixtures of experts need a sequence ratio", "GSPO §5.3", "holds here", "at 8e-4 GRPO with a token clip that blocks 36 % of the tokens (GSPO 44 %) collapses as often as GSPO, in 5 of 8 seeds; on shorter copies at a rate of 3e-3 GRPO collapses in 8 of 8 seeds, GSPO in 2 of 8 (Fisher p = 0.007); at a third of that rate neither does, and GRPO is as good", "python -m experiments.moe_stability --learning-rate 3e-3 --seeds 0 1 2 3 4 5 6 7", MOE),
-    Claim(10, "sampler and learner disagree in a mixture, and replay aligns them", "R3 (arXiv 2510.11370); a retelling gives it to GSPO", "holds here", "with router noise of 0.01 the gap of log-probs falls from 0.0013 to 0.0001 with the sampler's routes. The outcome has nothing to repair: −0.6 points from a mild mismatch (−2.7 to +1.5, 8 seeds)", "python -m experiments.moe_stability --learning-rate 1e-3 --seeds 0 1 2 3 4 5 6 7", MOE),
-    Claim(11, "a soft gate is more stable than a hard clip", "SAPO, abstract", "does not hold here", "on a mixture at 3e-3 SAPO collapses in 8 of 8 seeds, as GRPO does; at 1e-3 in 4 of 8 where GRPO does in none (Fisher p = 0.08)", "python -m experiments.moe_stability --learning-rate 1e-3 --seeds 0 1 2 3 4 5 6 7", MOE),
+    Claim(10, "sampler and learner disagree in a mixture, and replay aligns them", "R3 (arXiv 2510.11370); a retelling gives it to GSPO", "holds here", "with router noise of 0.01 the gap of log-probs in untrained mixtures falls from 0.00135 (0.00104 to 0.00167, 4 seeds) to 0.0001 (0.000085 to 0.00011) with the sampler's routes. The outcome has nothing to repair: −0.6 points from a mild mismatch (−2.7 to +1.5, 8 seeds; `python -m experiments.moe_stability --learning-rate 1e-3`)", "pytest tests/samplers/test_mismatch.py -k routers_noise", MOE),
+    Claim(11, "a soft gate is more stable than a hard clip", "SAPO, abstract", "does not hold here", "on a mixture at 3e-3 SAPO collapses in 8 of 8 seeds, as GRPO does; at 1e-3 in 4 of 8 where GRPO does in none (Fisher p = 0.08)", "python -m experiments.moe_stability --learning-rate 1e-3 --seeds 0 1 2 3 4 5 6 7", MOE, decides="sapo"),
     Claim(12, "a higher temperature for negative advantages steadies training", "SAPO §3"),
     Claim(13, "GSPO has steadier gradients and learns more efficiently", "GSPO §5.1"),
     Claim(14, "supervised fine-tuning must precede reinforcement learning", "retelling"),

@@ -47,7 +47,8 @@ def atlas(folder: Path) -> str:
         f"{', '.join(f'{number} {verdict}' for verdict, number in count.most_common())}. *Here* means models of about "
         "a million parameters; each verdict is one about that size. *Exact* claims are arithmetic: they hold, or are "
         "wrong, without training. A verdict of a study rests on paired seeds, with controls that came out as they "
-        "must, and on what was fixed and hashed before the runs; the [guide](../guides/studies.md) says how.",
+        "must, and on what was fixed and hashed before the runs, except where a page says what came later; the "
+        "[guide](../guides/studies.md) says how.",
         table(header, shown),
         "This page is made by `python -m proximo.studies --publish docs/studies`.",
     ]) + "\n"  # fmt: skip
@@ -56,12 +57,14 @@ def atlas(folder: Path) -> str:
 def atlas_rows(folder: Path) -> Iterator[Row]:
     for claim in CLAIMS:
         asked = [study for study in STUDIES if any(claim.number in each.claims for each in study.contrasts)]
+        asked.sort(key=lambda study: study.name != claim.decides)  # its study first, the others as they were
         known = {study.name: found for study in asked if (found := _contrasts(claim, study, folder))}
         links = (f"[{claim.page.rpartition('/')[2].removesuffix('.md')}]({claim.page})",) if claim.page else ()
         links += tuple(f"[{name}]({name}.md) ([figure]({name}.svg))" for name in known)
         commands = "; ".join(f"`proximo study {study.name}`" for study in asked)
         if known:
-            verdict, found = _answer(claim, known)
+            limits = next(study.limits for study in asked if study.name in known)
+            verdict, found = _answer(claim, known, limits)
             if claim.reason:  # what the study shows is less than what is claimed
                 verdict, found = NO_VERDICT, f"{claim.reason}. Near it: {found}"
             yield Row(claim, verdict, found, commands, links, known)
@@ -91,17 +94,18 @@ def _contrasts(claim: Claim, study: Study, folder: Path) -> list[dict[str, Any]]
     return [each for each, contrast in zip(found, study.contrasts, strict=False) if claim.number in contrast.claims]
 
 
-def _answer(claim: Claim, known: Mapping[str, list[dict[str, Any]]]) -> tuple[str, str]:
-    """The verdict of the first contrast that asks for the claim, and whether others differ; the numbers of all."""
+def _answer(claim: Claim, known: Mapping[str, list[dict[str, Any]]], limits: str) -> tuple[str, str]:
+    """The verdict of the first contrast that asks for the claim, with its limits and whether others differ; the numbers
+    of all."""
     asked = [each for contrasts in known.values() for each in contrasts]
     numbers = [
         (f"`{name}`: " if len(known) > 1 else "") + "; ".join(map(_numbers, shown))
         for name, contrasts in known.items()
         if (shown := [each for each in contrasts if each["mean"] is not None and each["low"] is not None])
     ]
-    first, remarks = asked[0], []
+    first, remarks = asked[0], [limits] if limits else []
     word = first["verdict"] if first["verdict"] == "no verdict" else _on_claim(claim, first)
-    if word == "not detectable at this size" and "room" in first and first["room"] < abs(first["counts"]):
+    if word == "not detectable at this size" and _lacks_room(first):
         remarks.append("in the other arm there is no room for an effect that counts")
     elif word == "not detectable at this size":
         visible = first.get("visible", first["half"])  # pages from before shares had intervals of their own
@@ -112,9 +116,16 @@ def _answer(claim: Claim, known: Mapping[str, list[dict[str, Any]]]) -> tuple[st
     return word, ". ".join(numbers) + (f". Elsewhere: {claim.found}" if claim.found else "")
 
 
+def _lacks_room(contrast: dict[str, Any]) -> bool:
+    return "room" in contrast and contrast["room"] < abs(contrast["counts"])
+
+
 def _numbers(contrast: dict[str, Any]) -> str:
     interval = f"{signed(contrast['low'])} to {signed(contrast['high'])}, {contrast['seeds']} seeds"
-    return f"{contrast['what']}: {signed(contrast['mean'])} {contrast['unit']} ({interval}), {contrast['verdict']}"
+    word = contrast["verdict"]
+    if word == "not detectable at this size" and _lacks_room(contrast):
+        word += " (no room)"
+    return f"{contrast['what']}: {signed(contrast['mean'])} {contrast['unit']} ({interval}), {word}"
 
 
 def _on_claim(claim: Claim, contrast: dict[str, Any]) -> str:

@@ -10,7 +10,7 @@ from proximo.maths.pieces.ratios import SequenceRatio
 from proximo.studies.courses.forked import FALLEN, SMOOTHED, Change, Forked, fall, fork_curve
 from proximo.studies.courses.preferred import Preferred
 from proximo.studies.designs.gates import FARTHER, MANY
-from proximo.studies.designs.settings import NEAR, SMALL, TWINS_LATER, alike, changed, trained, twins
+from proximo.studies.designs.settings import NEAR, SMALL, TWINS, TWINS_LATER, alike, changed, trained, twins
 from proximo.studies.measures import ACCURACY, BEFORE, COLLAPSED, PASS_AT_K
 from proximo.studies.record import Record
 from proximo.studies.study import Arm, Contrast, Measure, Study, Tuning
@@ -64,6 +64,7 @@ DPO_GRPO = Study(
         "The figure shows what is sampled: DPO samples with the model of its last round.",
     ),
     afterwards=(TWINS_LATER,),
+    later=TWINS,
     change="pairs that are chosen with care, another β, or labels that cost more for rewards than for preferences.",
     run_seconds=17,
     tuning=Tuning((1e-5, 2e-5, 5e-5, 1e-4), (100, 101), ACCURACY),
@@ -152,7 +153,7 @@ RECOVERY = Study(
         Contrast(
             "before the fall a tenth of the rate stays down", _RUN.name, None, _down(TENTH, BEFORE_FALL), MANY, (46,)
         ),
-        Contrast("and a sequence ratio", _RUN.name, None, _down(SEQUENCE, BEFORE_FALL), MANY),
+        Contrast("and a sequence ratio", _RUN.name, None, _down(SEQUENCE, BEFORE_FALL), MANY, (46,)),
     ),
     positive=(
         Contrast("the runs collapse", _RUN.name, None, COLLAPSED, 0.5),
@@ -173,6 +174,7 @@ RECOVERY = Study(
         "Planned at first and not done: a mixture that collapses, forks 10 and 2 steps before the fall and 2 after it, "
         "a third of the rate, and routing replay.",
     ),
+    limits="after the fall, while from 4 steps before it a tenth of the rate recovers in 12 of 12 seeds",
     change="a collapse of another kind: one that a high rate does not cause.",
     run_seconds=360,
     quick_steps=30,

@@ -57,6 +57,8 @@ DEAD_GROUPS = Study(
     afterwards=(
         "Planned at first was to read the 15 runs of `proximo compare five` again; these are five new ones of GRPO.",
     ),
+    limits="as a trend alone, for in the first tenth of the steps 7 % of the groups are all wrong and 28 % all right, "
+    "and in the last 40 % all right",
     change="a first policy that solves a few per cent.",
     run_seconds=21,
 )
@@ -97,6 +99,7 @@ FIRST_SUCCESS = Study(
         "Planned at first were four models, with 0, 1, 10 and 30 % of the problems in reach of eight samples, and 150 "
         "steps. There is one model on two tasks, and 60 steps.",
     ),
+    limits='where "never" is up to 0.9 % of the prompts in the first ten steps',
     change="longer runs, or rewards for parts of an answer.",
     run_seconds=19,
 )

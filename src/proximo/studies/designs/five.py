@@ -6,7 +6,7 @@ from proximo.algorithms import DAPO, GRPO, GSPO, PPO, SAPO
 from proximo.maths.pieces.gates import Clip
 from proximo.models.values import OwnLayers
 from proximo.presets import CHAIN, LENGTH, MOE_ECHO
-from proximo.studies.designs.settings import TWINS_LATER, alike, changed, in_world, trained, twins
+from proximo.studies.designs.settings import TWINS, TWINS_LATER, alike, changed, in_world, trained, twins
 from proximo.studies.measures import (
     AREA_BY_TOKENS,
     BLOCKED,
@@ -20,6 +20,17 @@ from proximo.studies.study import Arm, Contrast, Study, Tuning
 from proximo.training.config import RunConfig, ValueOptions
 
 CHAIN_OF_FIVE = ("ppo", "grpo", "dapo", "gspo", "sapo")
+
+
+MEASURES = (
+    SAMPLED_ACCURACY,
+    SAMPLED_AREA,
+    AREA_BY_TOKENS,
+    COLLAPSED,
+    BLOCKED,
+    at_end("entropy", "entropy at the end", "nats a token"),
+    at_end("length", "length at the end", "tokens"),
+)
 
 
 def side_by_side(
@@ -59,15 +70,7 @@ def side_by_side(
         ),
         positive=(Contrast("grpo learns", "grpo", still.name, SAMPLED_AREA, 0.03),),
         negative=(alike(pair, SAMPLED_AREA, 0.02),),
-        measures=(
-            SAMPLED_ACCURACY,
-            SAMPLED_AREA,
-            AREA_BY_TOKENS,
-            COLLAPSED,
-            BLOCKED,
-            at_end("entropy", "entropy at the end", "nats a token"),
-            at_end("length", "length at the end", "tokens"),
-        ),
+        measures=MEASURES,
         curve="mean_at_k",
         held_out=True,
         collapse=COLLAPSE,
@@ -81,6 +84,7 @@ def side_by_side(
         tuning=Tuning(rates, (100, 101), SAMPLED_AREA),
         quick_steps=15,
         afterwards=(*afterwards, TWINS_LATER),
+        later=TWINS,
     )
 
 

@@ -119,6 +119,7 @@ DRIFT_LEAD = Study(
         "what is usual, in the place of six.",
         FIRST_SAPO,
     ),
+    later="everything (its runs are those of `sapo`)",
     change="runs of hundreds of steps that collapse late.",
     run_seconds=24,
     quick_steps=12,

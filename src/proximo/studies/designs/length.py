@@ -11,7 +11,7 @@ from proximo.maths.pieces.shaping import LinearOverlong, SoftOverlong
 from proximo.maths.pieces.weights import SequenceMean, TokenMean
 from proximo.presets import LENGTH
 from proximo.samplers import SamplingOptions
-from proximo.studies.designs.settings import TWINS_LATER, alike, changed, in_world, trained, twins
+from proximo.studies.designs.settings import TWINS, TWINS_LATER, alike, changed, in_world, trained, twins
 from proximo.studies.measures import (
     AREA_BY_SECONDS,
     AREA_BY_TOKENS,
@@ -98,6 +98,7 @@ OVERLONG = Study(
         "Planned at first and not done: limits at three percentiles of the length, a penalty of twice the size, and "
         "the share of cut-off answers that would have been right.",
     ),
+    later=TWINS,
     quick_steps=20,
 )
 

@@ -107,8 +107,8 @@ MIXTURE = Study(
         "in none; the seeds here are the same, the problems are others.",
     ),
     afterwards=(
-        "At 8e-4 GSPO is spared a collapse in 3 of 8 seeds, and so is GRPO with the narrow token clip; at 7e-4 in 2 "
-        "and in 1. Eight seeds cannot tell that from nothing.",
+        "At 8e-4 GSPO is spared a collapse in 3 of 8 seeds, and so is GRPO with the narrow token clip; at 7e-4 in 4 "
+        "and in 3, where GRPO is in 2. Eight seeds cannot tell that from nothing.",
         "Runs collapse in their first steps, before routes could have drifted far; neither replay nor frozen routers "
         "prevent it.",
         "The token clip blocked 38 % of the tokens at 3e-4, as many as GSPO, and 35 to 38 % at higher rates, where "

@@ -31,6 +31,7 @@ TWINS_LATER = (
     "The negative control, runs that differ by rounding, was added when the others were known; before, it was that "
     "nothing differs before the first step, which could not fail."
 )
+TWINS = "the negative control"
 SMALL = "A model of 0.8 M parameters and answers of three tokens: nothing is said about large models or long text."
 
 

@@ -9,7 +9,7 @@ from proximo.maths.pieces.shaping import KlReward
 from proximo.maths.pieces.weights import ConstantLength
 from proximo.models.values import OwnLayers
 from proximo.presets import OPEN_ENDED
-from proximo.studies.designs.settings import NEAR, SMALL, TWINS_LATER, alike, changed, in_world, trained, twins
+from proximo.studies.designs.settings import NEAR, SMALL, TWINS, TWINS_LATER, alike, changed, in_world, trained, twins
 from proximo.studies.measures import ACCURACY, AREA, ENTROPY, at_end, final, over_run, rise
 from proximo.studies.noise import NoisyVerdict
 from proximo.studies.study import Arm, Contrast, Study, Tuning
@@ -158,6 +158,7 @@ GROUP_SIZE = Study(
     drawn=tuple(f"group of {size}" for size in _SIZES),
     caveats=(SMALL, "Two-digit sums that the model often gets right: few prompts are out of reach of eight samples."),
     afterwards=(TWINS_LATER, "Runs had 60 steps at first, and rates up to 5e-5; the verdicts were the same."),
+    later=TWINS,
     change="prompts of which one in a hundred completions is right.",
     run_seconds=28,
     tuning=replace(TUNING, rates=(2e-5, 5e-5, 1e-4)),
@@ -265,6 +266,7 @@ STD = Study(
         "Answers have one to four tokens, so length matters little.",
     ),
     afterwards=(TWINS_LATER,),
+    later=TWINS,
     change="problems whose pass rates spread from 1 in 100 to 99 in 100.",
     run_seconds=18,
     tuning=TUNING,
