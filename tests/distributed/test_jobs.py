@@ -50,6 +50,8 @@ def test_a_script_for_slurm_is_bash_and_runs_that_command(tmp_path):
     assert "--partition=gpu" in asked
     assert not any(each.startswith("--account") for each in asked)
     assert "--job-name=proximo-my-run-7" in asked
+    assert "--signal=TERM@120" in asked
+    assert "export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=110" in script.read_text()  # torchrun's own 30 s are less than a step
 
 
 def test_a_manifest_for_kubernetes_is_whole():
@@ -67,6 +69,8 @@ def test_a_manifest_for_kubernetes_is_whole():
     found, _ = torchruns(container["command"])
     assert found.rdzv_endpoint == f"{name}-0.{name}:29500"
     assert container["resources"]["limits"] == {"nvidia.com/gpu": 8}
+    assert {"name": "TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "value": "110"} in container["env"]
+    assert pod["terminationGracePeriodSeconds"] == 120
     assert {each["name"] for each in container["volumeMounts"]} == {each["name"] for each in pod["volumes"]}
     assert pod["volumes"][0]["persistentVolumeClaim"]["claimName"] == "data"
 
@@ -94,6 +98,10 @@ def test_it_is_written_to_a_file(tmp_path, capsys, monkeypatch):
         (["pbs", "run.toml", "--run", "x"], "job takes slurm or kubernetes first"),
         (["slurm", "--run", "x"], "one .toml file, not none"),
         (["slurm", "run.toml", "--run", "x", "--nodes", "0"], "--nodes 0: give a number above 0"),
+        (
+            ["slurm", "run.toml", "--run", "x", "--hours", "0.001"],
+            "--hours 0.001: the run is asked to end 120 s before",
+        ),
         (["slurm", "run.toml", "--run", "x", "--gpus", "3"], "ranks.shard is 8"),
         (["slurm", "run.toml", "--run", "x", "--image", "y"], "one .toml file, not run.toml --image y"),
         (["kubernetes", "run.toml", "--run", "x"], "--image and --claim missing"),

@@ -45,6 +45,19 @@ def test_a_rank_that_hangs_is_killed(tmp_path, monkeypatch):
     assert (status, said) == (1, ["rank 1 hangs: the run has ended"])
 
 
+def test_what_a_rank_refuses_is_refused_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(launching, "REFUSAL_GRACE", 0.3)
+    code = "(seen / f'{rank}-{os.getpid()}').touch(); rank or time.sleep(600); sys.exit(2)"
+    assert started(code, tmp_path) == (2, [])
+    assert len(list(tmp_path.iterdir())) <= 2  # rank 0 may have been killed before it wrote
+
+
+def test_a_run_that_is_asked_to_stop_before_it_listens_is_not_started_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(launching, "GRACE", 0.3)
+    code = "rank or os.kill(int(os.environ['PROXIMO_LAUNCHER']), 15); time.sleep(600)"
+    assert started(code, tmp_path) == (128 + 15, [])
+
+
 def test_nothing_of_it_is_imported_by_a_run_of_one_process():
     importing = re.compile(r"^(?:from|import) proximo\.distributed", re.MULTILINE)
     others = [each for each in SOURCE.rglob("*.py") if SOURCE / "distributed" not in each.parents]

@@ -18,6 +18,10 @@ from tests.processes import Script
         ({"deadline": 0.0}, "sampler.deadline is 0.0: give a positive number of seconds"),
         ({"kv_cache_mb": 0}, "sampler.kv_cache_mb is 0: give at least 1, or None"),
         ({"urls": ("node7:8000",)}, "sampler.urls has 'node7:8000': give addresses such as http://node7:8000"),
+        ({"urls": ("http://",)}, "sampler.urls has 'http://': give addresses"),
+        ({"urls": ("http://node7:abc",)}, "sampler.urls has 'http://node7:abc': give addresses"),
+        ({"urls": ("http://node7:99999",)}, "sampler.urls has 'http://node7:99999': give addresses"),
+        ({"urls": ("http://node7:8000/v1",)}, "sampler.urls has 'http://node7:8000/v1': give addresses"),
         (
             {"arguments": ("--override-generation-config", '{"min_tokens": 4}')},
             "min_tokens, which is refused: it hides",

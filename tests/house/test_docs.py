@@ -57,7 +57,9 @@ SMALLER = {
     "iterate": FEW,
     "eval": ["--problems", "4"],
     "fork": ["--steps", "2"],
-    **{stage: ["--data.held-out", "0", "--fit.epochs", "0.1"] for stage in ("sft", "reward-model", "dpo")},
+    "sft": ["--fit.epochs", "0.1"],
+    # Pairs come from runs that were made smaller, and are too few to hold any out.
+    **{stage: ["--data.held-out", "0", "--fit.epochs", "0.1"] for stage in ("reward-model", "dpo")},
 }
 """The documented command, with less to do: one step instead of many."""
 FEWER = replace(

@@ -77,8 +77,11 @@ def launched(ranks: Ranks, arguments: list[str], folder: Path | None, follow: Ca
         if ranks.processes == 1:
             return None
         named = [] if folder is None else ["--run", str(folder)]
-        with starting(ranks) as start:
-            return launch(command_of([*arguments, *named]), ranks.processes, say, start=start)
+        try:
+            with starting(ranks) as start:
+                return launch(command_of([*arguments, *named]), ranks.processes, say, start=start)
+        except ValueError as error:
+            refuse(str(error))
     if own_rank() == 0:
         return None
     try:

@@ -14,7 +14,9 @@ from proximo.distributed.launching import RESTARTS
 PORT = 29500
 """Where the processes find each other, on the first node."""
 NOTICE = 120
-"""Seconds before its time limit at which SLURM asks the job to save and end."""
+"""Seconds before its time limit at which SLURM asks the job to save and end, and that Kubernetes gives a pod."""
+SHUTDOWN, SAVING = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT", 110
+"""Seconds after which torchrun kills a process that it asked to end; its own 30 are less than a step may take."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,8 @@ class Job:
         for field in ("nodes", "gpus", "hours"):
             if not getattr(self, field) > 0:
                 raise ValueError(f"--{field} {getattr(self, field):g}: give a number above 0")
+        if 3600 * self.hours < 2 * NOTICE:
+            raise ValueError(f"--hours {self.hours:g}: the run is asked to end {NOTICE} s before, give at least 0.1")
 
     @property
     def name(self) -> str:
@@ -82,6 +86,7 @@ def slurm(job: Job, *, partition: str | None = None, account: str | None = None)
             'nodes=$(scontrol show hostnames "$SLURM_JOB_NODELIST")',
             "first=${nodes%%$'\\n'*}",  # not by head, which would end scontrol by SIGPIPE, and the job with it
             "export OMP_NUM_THREADS=1",
+            f"export {SHUTDOWN}={SAVING}",
             f"srun {' '.join(torchrun)}",
             "",
         ]
@@ -105,7 +110,7 @@ def kubernetes(job: Job, *, image: str, claim: str, folder: str = "/work") -> st
         "image": image,
         "workingDir": folder,
         "command": job.command(f"{job.name}-0.{job.name}", job.name),
-        "env": [{"name": "OMP_NUM_THREADS", "value": "1"}],
+        "env": [{"name": "OMP_NUM_THREADS", "value": "1"}, {"name": SHUTDOWN, "value": str(SAVING)}],
         "resources": {"limits": {"nvidia.com/gpu": job.gpus}},
         # NCCL needs more shared memory than the 64 MiB that a container gets.
         "volumeMounts": [{"name": "work", "mountPath": folder}, {"name": "shm", "mountPath": "/dev/shm"}],
@@ -114,7 +119,13 @@ def kubernetes(job: Job, *, image: str, claim: str, folder: str = "/work") -> st
         {"name": "work", "persistentVolumeClaim": {"claimName": claim}},
         {"name": "shm", "emptyDir": {"medium": "Memory"}},
     ]
-    pod = {"subdomain": job.name, "restartPolicy": "Never", "containers": [container], "volumes": volumes}
+    pod = {
+        "subdomain": job.name,
+        "restartPolicy": "Never",
+        "terminationGracePeriodSeconds": NOTICE,
+        "containers": [container],
+        "volumes": volumes,
+    }
     work = {
         "apiVersion": "batch/v1",
         "kind": "Job",

@@ -20,6 +20,10 @@ RESTARTS = 3
 """Times that a group which failed is started again; each time the run resumes from its newest checkpoint."""
 GRACE = 20.0
 """Seconds that the other processes have to end by themselves, once one has ended."""
+REFUSED = 2
+"""Exit status of a rank that refuses what it was asked for, and would refuse it again."""
+REFUSAL_GRACE = 3.0
+"""Seconds that the others have then: what they wait for does not come."""
 POLL = 0.1
 GROUP_FAILED = 75
 """Exit status of a rank that ends because it cannot reach another one."""
@@ -80,13 +84,17 @@ def launch(
             more, output = {NOTES: notes, PLAN: plan}, subprocess.DEVNULL if quiet else None
             group = (start or start_here)(command, ranks, more, output)
             try:
-                with _forwarding(group[0]):
+                with _forwarding(group[0]) as asked:
                     failure = _watch(group)
             finally:
                 _end(group)
             plans = [json.loads(path.read_text()) for path in Path(notes).iterdir()]
         if failure is None:
             return group[0].returncode
+        if asked:  # before rank 0 could listen for it
+            return 128 + asked[0]
+        if any(each.returncode == REFUSED for each in group):
+            return REFUSED
         if plans and (smaller := tightest(plans)) != plan:  # it gets smaller each time, so this ends
             plan = smaller
             say(f"{failure}: all are started again from the newest checkpoint, in passes that take less: {plan}")
@@ -153,8 +161,11 @@ def _watch(group: Processes) -> str | None:
     """Wait until the run is over; why the group failed, or None where rank 0 ended by itself, whatever its status."""
     while all(each.poll() is None for each in group):
         time.sleep(POLL)
-    deadline = time.monotonic() + GRACE
-    while any(each.poll() is None for each in group) and time.monotonic() < deadline:
+    began = time.monotonic()
+    while any(each.poll() is None for each in group):
+        refused = any(each.returncode == REFUSED for each in group)
+        if time.monotonic() > began + (REFUSAL_GRACE if refused else GRACE):
+            break
         time.sleep(POLL)
     status = group[0].returncode
     if status is not None and status >= 0 and status not in (GROUP_FAILED, OUT_OF_MEMORY):
@@ -180,16 +191,18 @@ def _end(group: Processes) -> None:
 
 
 @contextmanager
-def _forwarding(conductor: Process) -> Iterator[None]:
-    """Signals that ask a run to stop go to rank 0 alone."""
+def _forwarding(conductor: Process) -> Iterator[list[int]]:
+    """Signals that ask a run to stop go to rank 0 alone; yields those that came."""
+    asked: list[int] = []
 
     def forward(number: int, _: Any) -> None:
+        asked.append(number)
         if conductor.poll() is None:
             conductor.send_signal(number)
 
     before = {each: signal.signal(each, forward) for each in FORWARDED if signal.getsignal(each) != signal.SIG_IGN}
     try:
-        yield
+        yield asked
     finally:
         for each, handler in before.items():
             signal.signal(each, handler)

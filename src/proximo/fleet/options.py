@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from typing import Literal
+from urllib.parse import urlsplit
 
 from proximo.models.model_types import PreTrainedTokenizerBase
 from proximo.rewards.starting.places import Places
@@ -71,7 +72,7 @@ class Fleet:
         if self.kv_cache_mb is not None and self.kv_cache_mb < 1:
             raise ValueError(f"sampler.kv_cache_mb is {self.kv_cache_mb}: give at least 1, or None")
         for url in self.urls:
-            if not url.startswith(("http://", "https://")):
+            if not _is_address(url):
                 raise ValueError(f"sampler.urls has {url!r}: give addresses such as http://node7:8000")
         given = " ".join(self.arguments).replace("_", "-")
         for name, reason in REFUSED.items():
@@ -130,3 +131,14 @@ class Workers:
         from proximo.fleet.servers.worker_nodes import Nodes
 
         return Nodes(OnRay("workers", self.address, gpus=0), self.processes)
+
+
+def _is_address(url: str) -> bool:
+    """A server's, without a path: requests go to paths of their own."""
+    try:
+        found = urlsplit(url)
+        return (
+            found.scheme in ("http", "https") and bool(found.hostname) and found.port != 0 and found.path in ("", "/")
+        )
+    except ValueError:  # a port that is none
+        return False

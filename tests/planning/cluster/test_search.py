@@ -1,6 +1,7 @@
 """The plan of a cluster: lengths, engines, the best split, its page and its refusals."""
 
 import json
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -99,12 +100,29 @@ def test_the_command_prints_a_table_or_json(capsys, tmp_path):
     assert found["best"]["1"]["token_ages"] == {"1": 1.0}
 
 
+def test_gpus_that_are_left_over_are_not_used(capsys):
+    flags = ["--gpus", "20", "--engine-gpus", "8", "--staleness", "0", "--mean-tokens", "100"]
+    assert plan_command(["--model", "0.6B", "--gpu", "H100", *flags]) == 0
+    said = capsys.readouterr().out
+    learners, engines, used, left = re.findall(
+        r"(\d+) learner ranks and (\d+) engines of 8.* (\d+)% of .* (\d+) GPUs", said
+    )[0]
+    assert int(learners) + 8 * int(engines) + int(left) == 20
+    assert int(left) > 0
+    assert int(used) <= 100 * (20 - int(left)) / 20
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
         (["--gpus", "1"], "gpus is 1: give at least 2"),
         (["--gpus", "many"], "--gpus many: give a whole number"),
         (["--sigma", "1"], "--sigma is for a plan of many GPUs: give --gpus too"),
+        (["--gpus", "4", "--sigma", "2"], "--sigma 2 is the tail of lengths around their mean: give --mean-tokens too"),
+        (["--gpus", "4", "--sigma", "50", "--mean-tokens", "100"], "sigma is 50: give 0 to 5"),
+        (["--gpus", "4", "--sigma", "nan", "--mean-tokens", "100"], "sigma is nan: give 0 to 5"),
+        (["--gpus", "32", "--network", "0"], "network is 0: give bytes per second, above 0"),
+        (["--gpus", "32", "--network", "nan"], "network is nan: give bytes per second, above 0"),
         (["--gpus", "4", "--switch", "never"], "--switch never: give one of in_flight, between, aggregate"),
         (["--gpus", "4", "--timed-on", "H200"], "--timed-on says where a run was timed: give --from-run too"),
         (["--gpus", "4", "--staleness", "-1"], "staleness is -1: give 0 or more"),

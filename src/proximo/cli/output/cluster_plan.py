@@ -40,7 +40,7 @@ class Asked:
     gpus: int
     staleness: tuple[int, ...]
     switch: Switch
-    sigma: float
+    sigma: float | None
     run: RunFolder | None
     timed_on: Card | None
     per_node: int
@@ -80,7 +80,7 @@ def take_cluster(arguments: list[str]) -> Asked | None:
                 sorted({read_number("--staleness", each, int) for each in (given["staleness"] or "0,1,2,4").split(",")})
             ),
             switch=next(each for each in get_args(Switch) if each == switch),
-            sigma=read_number("--sigma", given["sigma"] or "1", float),
+            sigma=None if given["sigma"] is None else read_number("--sigma", given["sigma"], float),
             run=None if run is None else RunFolder(Path(run)),
             timed_on=None if timed is None else card(timed),
             per_node=read_number("--gpus-per-node", given["gpus-per-node"] or "8", int),
@@ -126,7 +126,11 @@ def _lengths(config: RunConfig, asked: Asked, mean_tokens: int | None) -> Length
     if asked.run is not None:
         return Recorded.of(asked.run)
     most = config.sampling.max_tokens
-    return Tailed(most, most, 0.0) if mean_tokens is None else Tailed(mean_tokens, most, asked.sigma)
+    if mean_tokens is not None:
+        return Tailed(mean_tokens, most) if asked.sigma is None else Tailed(mean_tokens, most, asked.sigma)
+    if asked.sigma is not None:
+        raise ValueError(f"--sigma {asked.sigma:g} is the tail of lengths around their mean: give --mean-tokens too")
+    return Tailed(most, most, 0.0)
 
 
 def _timings(asked: Asked, lengths: Lengths, prompt_tokens: int) -> Timings:
@@ -197,6 +201,9 @@ def _remarks(found: ClusterPlan) -> list[str]:
     lines = [
         f"fastest: staleness {best.staleness}, {best.ranks.number:,} learner ranks and {best.engines:,} engines of "
         f"{best.engine_gpus}, {best.seconds:,.1f} s a step; {best.used:.0%} of the GPUs' time is used"
+        + (f"; {best.idle:,} GPUs are left over" if best.idle else ""),
+        "not counted in the bytes: a whole copy of the policy that each learner rank keeps, and the whole model in "
+        "float32 that it loads first",
     ]
     if best.time.balance > 1.2:
         per_update = found.size.update_groups

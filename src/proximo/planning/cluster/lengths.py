@@ -20,6 +20,10 @@ class Lengths(Protocol):
         ...
 
 
+MAX_SIGMA = 5.0
+"""At 5 one completion in six is 150 times as long as the median: no run samples such lengths."""
+
+
 @dataclass(frozen=True)
 class Tailed:
     """Log-normal lengths, cut at `most`."""
@@ -33,8 +37,8 @@ class Tailed:
     def __post_init__(self) -> None:
         if not 1 <= self.mean <= self.most:
             raise ValueError(f"mean_tokens is {self.mean:g}: give 1 to sampling.max_tokens, which is {self.most}")
-        if self.sigma < 0:
-            raise ValueError(f"sigma is {self.sigma:g}: give 0 or more")
+        if not 0 <= self.sigma <= MAX_SIGMA:
+            raise ValueError(f"sigma is {self.sigma:g}: give 0 to {MAX_SIGMA:g}")
 
     def draw(self, groups: int, group_size: int, seed: int) -> np.ndarray:
         normal = np.random.default_rng(seed).standard_normal((groups, group_size))

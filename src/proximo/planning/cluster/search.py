@@ -1,5 +1,6 @@
 """The plan of a run on many GPUs: how to split them between learner ranks and engines, and what each split gives."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -43,6 +44,8 @@ class Cluster:
             raise ValueError(f"gpus is {self.gpus}: give at least 2, one to learn and one to sample")
         if self.per_node < 1:
             raise ValueError(f"gpus_per_node is {self.per_node}: give at least 1")
+        if not 0 < self.network < math.inf:
+            raise ValueError(f"network is {self.network:g}: give bytes per second, above 0")
         if self.engine_gpus is not None and self.engine_gpus < 1:
             raise ValueError(f"engine_gpus is {self.engine_gpus}: give at least 1")
 
@@ -61,6 +64,8 @@ class Point:
     engine_gpus: int
     slots: int
     staleness: int
+    idle: int
+    """GPUs that are left over: they make no engine."""
     memory: RankMemory
     time: RankTime
     outcome: Outcome = field(repr=False)
@@ -78,7 +83,7 @@ class Point:
     def used(self) -> float:
         """Share of all GPUs' time in which a learner rank trains or an engine decodes."""
         busy = self.ranks.number * self.outcome.learner_busy + self.sampling * self.outcome.engines_busy
-        return busy / (self.ranks.number + self.sampling)
+        return busy / (self.ranks.number + self.sampling + self.idle)
 
 
 @dataclass(frozen=True)
@@ -275,4 +280,5 @@ class _Planner:
             first=first,
         )
         memory = rank_memory(self.holding, self.size, card, ranks)
-        return Point(ranks, engines, self.engine.gpus, self.slots, staleness, memory, time, outcome)
+        idle = self.cluster.gpus - learners - engines * self.engine.gpus
+        return Point(ranks, engines, self.engine.gpus, self.slots, staleness, idle, memory, time, outcome)
