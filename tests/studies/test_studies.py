@@ -463,6 +463,15 @@ def test_a_page_says_when_its_design_was_stored_and_what_its_verdict_leaves_open
     assert design_hash(later) == design_hash(STUDY)
 
 
+def test_a_figure_with_gaps_says_so():
+    said = "At some steps fewer seeds have a number."
+    kept = runs()
+    assert said not in page(findings(STUDY, kept), {})
+    first = next(iter(kept))
+    steps = {name: [math.nan, *values[1:]] for name, values in kept[first].steps.items()}
+    assert said in page(findings(STUDY, kept | {first: replace(kept[first], steps=steps)}), {})
+
+
 def test_what_is_measured_between_two_runs_is_no_number_of_each():
     between = replace(STUDY.contrasts[0].measure, name="paired", between=lambda ours, theirs: 1.5)
     study = replace(STUDY, contrasts=(replace(STUDY.contrasts[0], measure=between),))

@@ -36,15 +36,25 @@ def figure(found: Findings) -> str:
     return drawn.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1).replace(">", f">{STYLE}", 1)
 
 
-def _series(found: Findings, arm: str) -> Series:
+def has_gaps(found: Findings) -> bool:
+    """Whether some seed has no number at a step where another has one."""
+    names = found.study.drawn or [arm.name for arm in found.study.arms]
+    return any(0 < len(known) < len(found.study.seeds) for name in names for known in _at_steps(found, name).values())
+
+
+def _at_steps(found: Findings, arm: str) -> dict[float, list[float]]:
+    """Numbers of the seeds that have one, by steps done."""
     at: defaultdict[float, list[float]] = defaultdict(list)
     for seed in found.study.seeds:
         if record := found.records.get((arm, seed)):
             for step, value in _curve(found.study, record):
-                at[step].append(value)
+                at[step] += [] if math.isnan(value) else [value]
+    return at
+
+
+def _series(found: Findings, arm: str) -> Series:
     points, band = [], []
-    for step, values in sorted(at.items()):
-        known = [value for value in values if not math.isnan(value)]
+    for step, known in sorted(_at_steps(found, arm).items()):
         mean, half = known_mean(known), half_width(known)
         points.append((step, mean))
         band.append((step, mean - half, mean + half))

@@ -6,6 +6,7 @@ The same runs give the same bytes, except for the line with the seconds and the 
 from collections.abc import Iterable, Mapping, Sequence
 
 from proximo.maths.intervals import half_width
+from proximo.studies.figure import has_gaps
 from proximo.studies.finding import Findings, Found
 from proximo.studies.record import job
 from proximo.studies.running import with_rate
@@ -26,6 +27,7 @@ def page(found: Findings, rates: Mapping[str, float], command: str = "", known: 
         f"{_sentence(first)}{_incomplete(found)}",
         f"![{study.figure} of each arm]({study.label}.svg)",
         f"{_curve(study)} over the steps: means over {len(study.seeds)} seeds, with 95 % intervals as bands."
+        + (" At some steps fewer seeds have a number." if has_gaps(found) else "")
         + (f" {len(study.drawn)} of {len(study.arms)} arms; a table below has all." if study.drawn else ""),
         f"{study.question} Arms of a seed share prompts and random numbers; differences are paired by seed, intervals "
         f"are Student's t over the seeds{_of_shares(study)}. What counts was fixed before the runs"
