@@ -358,6 +358,7 @@ def test_replaying_the_samplers_routes_takes_most_of_the_routers_noise_away(tmp_
         TOKENIZER.save_pretrained(tmp_path)
         (_, [native]), (_, [replayed]) = (steps_of(replace(noisy, seed=seed, routing_replay=each)) for each in gaps)
         assert native["mismatch_kl"] > 4 * replayed["mismatch_kl"] > 0
+        assert native["sampler_gap"] > 2 * replayed["sampler_gap"] > 0
         for gap, row in zip(gaps.values(), (native, replayed), strict=True):
             gap.append(row["sampler_gap"])
     (native, spread), (replayed, small) = ((statistics.mean(gap), half_width(gap)) for gap in gaps.values())
