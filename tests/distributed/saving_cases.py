@@ -1,7 +1,8 @@
 """A policy in shards, saved and read by groups of processes.
 
 `python -m tests.distributed.saving_cases CASE FROM TO` makes one update, or reads the checkpoint FROM if that is not
-"-", and writes a checkpoint to TO; then it makes a second update, and writes TO/next.
+"-", and writes a checkpoint to TO; then it makes a second update, and writes TO/next. With `elsewhere` behind them,
+engines sample, so that rank 0 alone has a copy.
 """
 
 import json
@@ -13,6 +14,7 @@ import torch
 from proximo.distributed.following import Crew
 from proximo.distributed.mesh import Mesh
 from proximo.distributed.policy import ShardedPolicy
+from proximo.samplers.partial import logprobs_of
 from proximo.training.learner.learner import Learner
 from proximo.training.learner.named_tensors import STATE
 from proximo.training.rl.assemble import assemble
@@ -40,20 +42,26 @@ def load(learner: Learner, folder: Path) -> Learner:
     return learner
 
 
-def main(name: str, source: str, target: Path) -> None:
+def main(name: str, source: str, target: Path, *, elsewhere: bool) -> None:
     torch.set_num_threads(1)
     mesh = Mesh.join(device="cpu", timeout=60.0)
     crew = Crew(mesh)
-    learner = build(CASES[name], lambda policy: ShardedPolicy(policy, crew))
-    assert isinstance(learner.policy, ShardedPolicy)
+    learner = build(CASES[name], lambda policy: ShardedPolicy(policy, crew, copy_on_device=not elsewhere))
+    policy = learner.policy
+    assert isinstance(policy, ShardedPolicy)
+    assert (policy.copy.kept is None) == (elsewhere and mesh.rank > 0)
     if mesh.rank:
-        learner.policy.follow(learner)
+        policy.follow(learner)
     else:
         save(advanced(learner, 0) if source == "-" else load(learner, Path(source)), target)
         save(advanced(learner, 1), target / "next")
+        rows = [(5, 6, 7), (8,)], torch.tensor([[9, 10, 11], [12, 0, 0]]), torch.tensor([3, 1])
+        with torch.no_grad():
+            whole = logprobs_of(policy.copy.model, *rows)
+        torch.testing.assert_close(policy.logprobs(*rows), whole, rtol=0, atol=1e-6)
         crew.dismiss()
     mesh.close()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], Path(sys.argv[3]))
+    main(sys.argv[1], sys.argv[2], Path(sys.argv[3]), elsewhere="elsewhere" in sys.argv)

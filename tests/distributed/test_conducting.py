@@ -35,9 +35,9 @@ class Engines:
 
 
 def test_a_sampler_of_rank_0_is_closed_and_tells_what_happened():
-    crew: Any = SimpleNamespace(size=1, add=lambda **orders: None, lanes=Lanes())
+    crew: Any = SimpleNamespace(size=1, mesh=SimpleNamespace(rank=0), add=lambda **orders: None, lanes=Lanes())
     held, engines, tokenizer = OnRanks(crew), Engines(), Any
-    held._policy = SimpleNamespace(copy=None)  # pyright: ignore[reportAttributeAccessIssue]
+    held._policy = SimpleNamespace(copy=None, device=None, logprobs=None, weights=None)  # pyright: ignore[reportAttributeAccessIssue]
     found = held.samplers(engines, tokenizer, slots=1, record_routes=False)  # pyright: ignore[reportArgumentType]
     assert [each.kind for each in found.take_events()] == ["push"]
     crew.lanes.add(Interval("rank 1", "update", 0.0, 1.0))

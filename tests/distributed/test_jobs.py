@@ -9,7 +9,7 @@ import yaml
 from torch.distributed.run import get_args_parser
 
 from proximo.cli import main
-from proximo.distributed.jobs import Job, kubernetes, slurm
+from proximo.distributed.jobs import Job, kuberay, kubernetes, slurm
 
 JOB = Job("run with space.toml", "/data/runs/My run_7", nodes=4, gpus=8, hours=1.5)
 
@@ -75,6 +75,28 @@ def test_a_manifest_for_kubernetes_is_whole():
     assert pod["volumes"][0]["persistentVolumeClaim"]["claimName"] == "data"
 
 
+def test_a_manifest_for_kuberay_is_whole():
+    """By the names that KubeRay's v1 has for its fields; what the head runs is read by a shell."""
+    [job] = yaml.safe_load_all(kuberay(JOB, image="registry/proximo", claim="data", folder="/my data", ray="2.55.0"))
+    assert (job["apiVersion"], job["kind"], job["metadata"]["name"]) == ("ray.io/v1", "RayJob", JOB.name)
+    spec = job["spec"]
+    assert (spec["shutdownAfterJobFinishes"], spec["backoffLimit"], spec["activeDeadlineSeconds"]) == (True, 3, 5400)
+    entry = ["cd", "/my data", "&&", "OMP_NUM_THREADS=1", "proximo", "train", JOB.config, "--ranks", "32", "--run"]
+    assert shlex.split(spec["entrypoint"]) == [*entry, JOB.run, "--ranks.cluster", "ray"]
+    cluster = spec["rayClusterSpec"]
+    assert cluster["rayVersion"] == "2.55.0"
+    head, [workers] = cluster["headGroupSpec"], cluster["workerGroupSpecs"]
+    assert head["rayStartParams"]["num-cpus"] == "0"  # ranks are placed on workers
+    assert {workers[name] for name in ("replicas", "minReplicas", "maxReplicas")} == {4}
+    for each, gpus in ((head, None), (workers, 8)):
+        pod = each["template"]["spec"]
+        [container] = pod["containers"]
+        assert "command" not in container  # KubeRay's own
+        assert container["resources"]["limits"].get("nvidia.com/gpu") == gpus
+        assert {mount["name"] for mount in container["volumeMounts"]} == {volume["name"] for volume in pod["volumes"]}
+        assert container["workingDir"] == "/my data"
+
+
 @pytest.mark.parametrize(
     ("folder", "name"), [("runs/A__b", "proximo-a-b"), ("x" * 80, "proximo-" + "x" * 42), ("r/-1.", "proximo-1")]
 )
@@ -95,7 +117,7 @@ def test_it_is_written_to_a_file(tmp_path, capsys, monkeypatch):
     ("flags", "words"),
     [
         (["slurm", "run.toml"], "--run is missing"),
-        (["pbs", "run.toml", "--run", "x"], "job takes slurm or kubernetes first"),
+        (["pbs", "run.toml", "--run", "x"], "job takes slurm, kubernetes, kuberay first"),
         (["slurm", "--run", "x"], "one .toml file, not none"),
         (["slurm", "run.toml", "--run", "x", "--nodes", "0"], "--nodes 0: give a number above 0"),
         (
@@ -105,12 +127,17 @@ def test_it_is_written_to_a_file(tmp_path, capsys, monkeypatch):
         (["slurm", "run.toml", "--run", "x", "--gpus", "3"], "ranks.shard is 8"),
         (["slurm", "run.toml", "--run", "x", "--image", "y"], "one .toml file, not run.toml --image y"),
         (["kubernetes", "run.toml", "--run", "x"], "--image and --claim missing"),
+        (["kuberay", "run.toml", "--run", "x", "--image", "y"], "--claim missing"),
+        (["slurm", "ray.toml", "--run", "x"], 'ranks.cluster is "ray", and a job of slurm starts its processes itself'),
+        (["slurm", "8bit.toml", "--run", "x"], "training.adam_moments is '8bit': with ranks they are float32"),
         (["slurm", "none.toml", "--run", "x"], "none.toml"),
     ],
 )
 def test_what_cannot_run_is_refused(flags, words, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("run.toml").write_text("[ranks]\nshard = 8\n")
+    Path("ray.toml").write_text('[ranks]\ncluster = "ray"\n')
+    Path("8bit.toml").write_text('[training]\nadam_moments = "8bit"\n')
     with pytest.raises(SystemExit) as stopped:
         main(["job", *flags])
     assert stopped.value.code == 2

@@ -2,7 +2,9 @@
 
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -10,6 +12,13 @@ import pytest
 from proximo.cli import main
 from proximo.distributed import launching
 from proximo.distributed.launching import launch
+from proximo.door.planning import _fit_on_ranks
+from proximo.fleet.options import Fleet
+from proximo.planning.cards import Card
+from proximo.planning.shapes import read_shape
+from proximo.samplers.embedded import Embedded
+from proximo.storage.locks import FolderLock
+from proximo.training.config import RunConfig
 from proximo.training.ranks import Ranks
 
 SOURCE = Path(launching.__file__).parents[1]
@@ -84,7 +93,8 @@ def test_shards_without_a_number_of_processes_wait_for_one(tmp_path, capsys):
         assert words in capsys.readouterr().err
 
 
-def test_every_option_of_ranks_is_a_flag(tmp_path, capsys):
+def test_every_option_of_ranks_is_a_flag(tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", ModuleType("ray"))
     flags = "--ranks 4 --ranks.shard 2 --ranks.timeout 30 --ranks.cluster ray --ranks.address=10.0.0.1:6379"
     assert main(["train", *flags.split(), "--dry-run"]) == 0
     wanted = 'processes = 4\nshard = 2\ntimeout = 30.0\ncluster = "ray"\naddress = "10.0.0.1:6379"\n'
@@ -92,6 +102,43 @@ def test_every_option_of_ranks_is_a_flag(tmp_path, capsys):
     (tmp_path / "run.toml").write_text("[ranks]\nshard = 4\n")
     assert main(["train", str(tmp_path / "run.toml"), "--ranks", "8", "--ranks.timeout", "30", "--dry-run"]) == 0
     assert "[ranks]\nprocesses = 8\nshard = 4\ntimeout = 30.0\n" in capsys.readouterr().out
+
+
+def test_a_run_folder_that_cannot_be_used_is_refused_before_processes_start(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(launching, "launch", lambda *_, **__: pytest.fail("processes were started"))
+    (tmp_path / "file").touch()
+    with FolderLock(tmp_path / "used"):
+        for name, said in (("file", "nothing can be written there, File exists"), ("used", "is in use by process")):
+            with pytest.raises(SystemExit, match="2"):
+                main(["train", "--ranks", "2", "--run", str(tmp_path / name)])
+            assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "peak"),
+    [
+        ([], "fits on 4 ranks with weights in 4 shards: predicted peak"),
+        (["--ranks.shard", "1"], "fits on 4 ranks with whole weights: predicted peak"),
+    ],
+)
+def test_a_dry_run_says_whether_each_rank_holds_its_part(flags, peak, capsys):
+    assert main(["train", "--ranks", "4", *flags, "--dry-run"]) == 0
+    assert f"# {peak}" in capsys.readouterr().out
+
+
+def test_ranks_hold_less_each_and_need_no_copy_where_engines_sample():
+    card, sizes = Card("any", memory=1000.0, bandwidth=1e12, arithmetic=1e14), {}
+    for ranks in (2, 8):
+        for name, sampler in (("own", Embedded()), ("engines", Fleet())):
+            config = RunConfig(model="8B", ranks=Ranks(ranks), sampler=sampler)
+            sizes[ranks, name] = _fit_on_ranks(config, Ranks(ranks), card, 512).peak
+    weights = 2 * read_shape("8B").parameters
+    for ranks in (2, 8):
+        assert sizes[ranks, "own"] > sizes[ranks, "engines"] + weights
+    assert sizes[8, "engines"] < sizes[2, "engines"] - 6 * weights / 2
+    small = _fit_on_ranks(RunConfig(model="8B"), Ranks(2), replace(card, memory=80.0), 512)
+    assert not small.fits
+    assert small.lines[0].startswith("does not fit on 2 ranks with weights in 2 shards: predicted peak ")
 
 
 @pytest.mark.parametrize(

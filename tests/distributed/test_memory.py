@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from proximo.distributed.fitting import planned
 from proximo.distributed.launching import NOTES, PLAN, launch, tightest
@@ -51,7 +52,9 @@ def test_the_launcher_starts_all_again_with_what_a_rank_left(tmp_path):
 
 
 def test_a_plan_is_for_the_rank_with_the_least_memory(monkeypatch):
-    crew: Any = SimpleNamespace(size=2, mesh=SimpleNamespace(shard_size=2), add=lambda **jobs: None)
+    crew: Any = SimpleNamespace(
+        size=2, mesh=SimpleNamespace(shard_size=2, rank=0, device=torch.device("cpu")), add=lambda **jobs: None
+    )
     crew.tell = lambda job: [900, 700] if job == "free" else None
     policy = ShardedPolicy(PlainPolicy(tiny_model(layers=1, hidden=16)), crew)
     monkeypatch.setattr(PlainPolicy, "pending_bytes", 100)

@@ -76,6 +76,25 @@ def test_other_numbers_of_ranks_read_the_same_state(tmp_path):
             torch.testing.assert_close(tensor, want[name], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.scale
+@pytest.mark.parametrize("name", ["lora", "kl"])
+def test_where_engines_sample_only_rank_0_has_a_copy_and_all_numbers_are_the_same(tmp_path, name):
+    for target, more in (("everywhere", []), ("alone", ["elsewhere"])):
+        place = tmp_path / target
+        place.mkdir()
+        start_group("tests.distributed.saving_cases", [name, "-", str(place), *more], place)
+        (place / "again").mkdir()
+    for target, more in (("everywhere", ["elsewhere"]), ("alone", [])):  # each reads what the other wrote
+        place = tmp_path / target / "again"
+        other = {"everywhere": "alone", "alone": "everywhere"}[target]
+        start_group("tests.distributed.saving_cases", [name, str(tmp_path / other), str(place), *more], place)
+    files = sorted(each.relative_to(tmp_path / "alone") for each in (tmp_path / "alone").rglob("*.safetensors"))
+    assert len(files) > 6
+    for file in files:
+        ours, theirs = (read_tensors(tmp_path / each / file) for each in ("alone", "everywhere"))
+        assert_equal(ours, theirs)
+
+
 def state_of(folder: Path) -> dict[str, torch.Tensor]:
     """All tensors of a checkpoint."""
     parts = {part: read_tensors(folder / STATE / f"{part}.safetensors") for part in PARTS}

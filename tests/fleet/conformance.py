@@ -1,6 +1,6 @@
 """What every engine must do. A kind of engine passes by a subclass whose module has a fixture `bench`."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,7 +17,7 @@ from proximo.fleet.sync import WeightSync
 from proximo.models import load_model, load_tokenizer, score
 from proximo.models.shipped import resolve
 from proximo.samplers import SamplingOptions
-from proximo.samplers.partial import end_tokens
+from proximo.samplers.partial import end_tokens, logprobs_of
 
 FREE = SamplingOptions(temperature=1.0, max_tokens=12)
 HOT = SamplingOptions(temperature=2.0, max_tokens=12)
@@ -44,6 +44,13 @@ class SmallPolicy:
 
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         return ((name, each.detach()) for name, each in self.model.named_parameters())
+
+    @property
+    def device(self) -> torch.device:
+        return self.model.device
+
+    def logprobs(self, prompts: Sequence[Sequence[int]], tokens: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+        return logprobs_of(self.model, prompts, tokens, lengths)
 
 
 @dataclass
@@ -142,12 +149,12 @@ class EngineConformance:
     def test_pushed_weights_are_the_ones_that_sample(self, bench: Bench):
         probe = Probe(bench.policy.model, 24)
         bench.push()
-        before = probe.compare(bench.policy.model, probe.ask(bench.engine, 0))
+        before = probe.compare(bench.policy, probe.ask(bench.engine, 0))
         nudge(bench.policy.model, seed=bench.version)
-        stale = probe.compare(bench.policy.model, probe.ask(bench.engine, 0))
+        stale = probe.compare(bench.policy, probe.ask(bench.engine, 0))
         bench.push()
         found = probe.ask(bench.engine, 1)
-        after = probe.compare(bench.policy.model, found)
+        after = probe.compare(bench.policy, found)
         assert probe.passes(before), before
         assert not probe.passes(stale), stale
         assert probe.passes(after), after

@@ -107,9 +107,9 @@ def test_the_probe_finds_the_adapter_after_every_push(bench: Bench):
     probe = Probe(bench.policy.model, 64)
     for number in range(3):
         nudge(bench.policy.model, number, only="lora_")
-        stale = probe.compare(bench.policy.model, probe.ask(bench.engine, bench.version))
+        stale = probe.compare(bench.policy, probe.ask(bench.engine, bench.version))
         bench.push()
-        gap = probe.compare(bench.policy.model, probe.ask(bench.engine, bench.version))
+        gap = probe.compare(bench.policy, probe.ask(bench.engine, bench.version))
         print("adapter:", gap, "| before the push", stale)
         assert probe.passes(gap)
         assert not probe.passes(stale)

@@ -37,7 +37,7 @@ def bench(planted, tmp_path_factory) -> Iterator[Bench]:
 
 def gap_of(bench: Bench) -> Gap:
     probe = Probe(bench.policy.model, 64)
-    return probe.compare(bench.policy.model, probe.ask(bench.engine, bench.version))
+    return probe.compare(bench.policy, probe.ask(bench.engine, bench.version))
 
 
 class TestPlanted:

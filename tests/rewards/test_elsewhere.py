@@ -11,6 +11,7 @@ from contextlib import suppress
 from contextvars import copy_context
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -282,6 +283,7 @@ def test_a_run_with_workers_on_nodes_is_the_run_without(machine, tmp_path, monke
         return opened[0]
 
     monkeypatch.setattr(Workers, "open", at_nodes)
+    monkeypatch.setitem(sys.modules, "ray", ModuleType("ray"))
     config = small(steps=2, rewards=RewardMix(rules=(WeightedRule(PythonFunction(path), 0.1),)))
     for name, workers in (("here", None), ("there", Workers(2))):
         train(replace(config, workers=workers), tmp_path / name, quiet=True)

@@ -10,10 +10,12 @@ USAGE = """usage: proximo job slurm run.toml --run DIR [--nodes N] [--gpus N] [-
                          [--partition NAME] [--account NAME]
        proximo job kubernetes run.toml --run DIR --image IMAGE --claim NAME [--folder DIR] [--nodes N] [--gpus N]
                          [--hours X] [--out FILE]
+       proximo job kuberay run.toml --run DIR --image IMAGE --claim NAME [--folder DIR] [--ray VERSION] [--nodes N]
+                         [--gpus N] [--hours X] [--out FILE]
 
 Write a job file that trains a run on the GPUs of several nodes, with a process for each. The config is checked first.
 A job that ends early resumes the run when it is started again. With Kubernetes it is an indexed Job, with one pod for
-each node.
+each node; with KubeRay a RayJob, with one worker for each node, on which Ray places the processes.
 
 --run DIR         run folder, on a disk that all nodes see
 --nodes N         nodes (default: 1)
@@ -25,12 +27,19 @@ each node.
 --image IMAGE     container image with proximo and its dependencies
 --claim NAME      PersistentVolumeClaim that all pods can write (ReadWriteMany), with the config and the run folder
 --folder DIR      folder at which pods see it, from which paths are relative (default: /work)
+--ray VERSION     version of Ray in the image (default: 2.50.0)
 
 examples:
   proximo job slurm run.toml --run runs/mine --nodes 4 --out mine.sbatch       then: sbatch mine.sbatch
   proximo job kubernetes run.toml --run runs/mine --nodes 2 --image registry/proximo --claim data
 """
-KINDS = ("slurm", "kubernetes")
+KINDS = {
+    "slurm": ("partition", "account"),
+    "kubernetes": ("image", "claim", "folder"),
+    "kuberay": ("image", "claim", "folder", "ray"),
+}
+"""Flags of each kind of cluster, besides those of all."""
+NEEDED = ("image", "claim")
 
 
 def run(arguments: list[str]) -> int:
@@ -38,11 +47,11 @@ def run(arguments: list[str]) -> int:
     if asks_for_help(arguments):
         print(USAGE, end="")
         return 0
-    from proximo.distributed.jobs import Job, kubernetes, slurm
+    from proximo.distributed.jobs import Job, kuberay, kubernetes, slurm
 
     kind = arguments.pop(0) if arguments else None
     if kind not in KINDS:
-        refuse(f"job takes {' or '.join(KINDS)} first: proximo job slurm run.toml --run DIR")
+        refuse(f"job takes {', '.join(KINDS)} first: proximo job slurm run.toml --run DIR")
     out, folder = take(arguments, "--out"), take(arguments, "--run")
     if folder is None:
         refuse("--run is missing: a job that is started again finds its run by it")
@@ -51,16 +60,20 @@ def run(arguments: list[str]) -> int:
         "gpus": take_number(arguments, "--gpus", int),
         "hours": take_number(arguments, "--hours", float),
     }
-    own = ("image", "claim", "folder") if kind == "kubernetes" else ("partition", "account")
+    own = KINDS[kind]
     chosen = {name: given for name in own if (given := take(arguments, f"--{name}")) is not None}
-    if kind == "kubernetes" and (missing := [f"--{name}" for name in own[:2] if name not in chosen]):
+    if missing := [f"--{name}" for name in NEEDED if name in own and name not in chosen]:
         refuse(f"{' and '.join(missing)} missing: proximo job --help says what they are")
     if len(arguments) != 1 or not arguments[0].endswith(".toml"):
         refuse(f"job takes one .toml file, not {' '.join(arguments) or 'none'}: proximo init writes one")
     try:
         job = Job(arguments[0], folder, **{name: given for name, given in numbers.items() if given is not None})
-        with_ranks(base_config([job.config]), job.nodes * job.gpus)  # refuses what cannot run so
-        text = kubernetes(job, **chosen) if kind == "kubernetes" else slurm(job, **chosen)
+        config = with_ranks(base_config([job.config]), job.nodes * job.gpus)  # refuses what cannot run so
+        if kind != "kuberay" and config.ranks is not None and config.ranks.cluster == "ray":
+            refuse(
+                f'ranks.cluster is "ray", and a job of {kind} starts its processes itself: use kuberay, or leave it out'
+            )
+        text = {"slurm": slurm, "kubernetes": kubernetes, "kuberay": kuberay}[kind](job, **chosen)
     except ValueError as error:
         refuse(str(error))
     if out is None:
@@ -70,6 +83,6 @@ def run(arguments: list[str]) -> int:
         Path(out).write_text(text)
     except OSError as error:
         refuse(f"--out {out}: {error.strerror}; give another name")
-    start = f"kubectl apply -f {out}" if kind == "kubernetes" else f"sbatch {out}"
+    start = f"sbatch {out}" if kind == "slurm" else f"kubectl apply -f {out}"
     print(f"written to {out}\nstart it     {start}")
     return 0

@@ -65,9 +65,11 @@ def with_ranks(config: Config, processes: int) -> Config:
         refuse(str(error))
 
 
-def launched(ranks: Ranks, arguments: list[str], folder: Path | None, follow: Callable[[], None]) -> int | None:
+def launched(
+    ranks: Ranks, arguments: list[str], folder: Path, follow: Callable[[], None], *, named: bool
+) -> int | None:
     """Start the processes of a run, or follow as one of them: the exit status. None on rank 0, which trains.
-    `arguments` are those of the whole command, and `folder` is the run folder where they name none."""
+    `arguments` are those of the whole command; `named`: whether they name the run folder."""
     from proximo.distributed.launching import command_of, is_launched, launch, own_rank
     from proximo.distributed.on_ray import starting
 
@@ -76,10 +78,11 @@ def launched(ranks: Ranks, arguments: list[str], folder: Path | None, follow: Ca
             refuse("ranks.processes is 0: give the number of processes, as in --ranks 8")
         if ranks.processes == 1:
             return None
-        named = [] if folder is None else ["--run", str(folder)]
+        given = [*arguments, *([] if named else ["--run", str(folder)])]
         try:
+            folders.check_free(folder)
             with starting(ranks) as start:
-                return launch(command_of([*arguments, *named]), ranks.processes, say, start=start)
+                return launch(command_of(given), ranks.processes, say, start=start)
         except ValueError as error:
             refuse(str(error))
     if own_rank() == 0:

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from proximo.distributed.following import Crew
 from proximo.distributed.launching import GROUP_FAILED, is_launched, own_rank
@@ -39,13 +38,11 @@ class CopiedPolicy:
 
     def __init__(self, policy: ShardedPolicy) -> None:
         self._policy = policy
+        self.device, self.logprobs, self.weights = policy.device, policy.logprobs, policy.weights
 
     @property
     def model(self) -> PreTrainedModel:
-        return self._policy.copy
-
-    def weights(self) -> Iterator[tuple[str, Tensor]]:
-        return self._policy.weights()
+        return self._policy.copy.model
 
 
 class RankSampler:
@@ -63,7 +60,7 @@ class RankSampler:
         return self._local.repeats
 
     def refresh(self, policy: SampledPolicy, version: int) -> int:
-        self._policy.refresh()
+        self._policy.copy.refresh()
         return self._crew.tell(f"refresh_{self._name}", version)[0] if self._spread else self._refresh_here(version)
 
     def stream(self, requests: Any, options: SamplingOptions, *, seed: int, step: int, version: int = 0) -> Stream:
@@ -90,6 +87,18 @@ class RankSampler:
         return gathered(stream, len(requests)) if requests else []
 
 
+class NoSampler:
+    """Of a rank above 0 where rank 0 alone has what samples."""
+
+    repeats = True
+
+    def refresh(self, policy: SampledPolicy, version: int) -> int:
+        raise AssertionError("only rank 0 samples")
+
+    def stream(self, requests: Any, options: SamplingOptions, *, seed: int, step: int, version: int = 0) -> Stream:
+        raise AssertionError("only rank 0 samples")
+
+
 class OnRanks:
     """How a run is held by several processes; the loop of rank 0 asks it for a policy and for samplers, or for the
     model of a stage."""
@@ -97,8 +106,9 @@ class OnRanks:
     def __init__(self, crew: Crew) -> None:
         self._crew = crew
 
-    def hold(self, policy: PlainPolicy, dtype: torch.dtype) -> Policy:
-        self._policy = ShardedPolicy(policy, self._crew, dtype)
+    def hold(self, policy: PlainPolicy, dtype: torch.dtype, factory: Any) -> Policy:
+        on_device = not getattr(factory, "reads_weights_only", False)
+        self._policy = ShardedPolicy(policy, self._crew, dtype, copy_on_device=on_device)
         return self._policy
 
     def samplers(
@@ -106,6 +116,8 @@ class OnRanks:
     ) -> RunSamplers:
         """Those of this process. A sampler that does not run on every rank is rank 0's alone."""
         spread = getattr(factory, "on_every_rank", False)
+        if not spread and self._crew.mesh.rank:
+            return RunSamplers(NoSampler(), NoSampler(), drop=lambda step, key: None)
         copied = CopiedPolicy(self._policy)
         built = build_samplers(factory, copied, tokenizer, slots=slots, record_routes=record_routes)
         if built.history is not None:

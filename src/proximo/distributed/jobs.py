@@ -8,6 +8,7 @@ import re
 import shlex
 from dataclasses import dataclass
 from pathlib import PurePosixPath
+from typing import Any
 
 from proximo.distributed.launching import RESTARTS
 
@@ -15,6 +16,8 @@ PORT = 29500
 """Where the processes find each other, on the first node."""
 NOTICE = 120
 """Seconds before its time limit at which SLURM asks the job to save and end, and that Kubernetes gives a pod."""
+RAY = "2.50.0"
+"""Version of Ray in an image, if nothing else is said."""
 SHUTDOWN, SAVING = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT", 110
 """Seconds after which torchrun kills a process that it asked to end; its own 30 are less than a step may take."""
 
@@ -53,8 +56,12 @@ class Job:
         # The static rendezvous does not survive a restart: addresses of dead processes stay in its store.
         found += ["--rdzv-backend=c10d", f"--rdzv-id={number}", f"--rdzv-endpoint={meeting}:{PORT}"]
         # Without "--" torchrun would take --run for one of its own flags.
-        ours = ["train", self.config, "--ranks", str(self.nodes * self.gpus), "--run", self.run]
-        return ["torchrun", *found, "-m", "--", "proximo.cli", *ours]
+        return ["torchrun", *found, "-m", "--", "proximo.cli", *self.training]
+
+    @property
+    def training(self) -> list[str]:
+        """Our own command, without its name."""
+        return ["train", self.config, "--ranks", str(self.nodes * self.gpus), "--run", self.run]
 
 
 def slurm(job: Job, *, partition: str | None = None, account: str | None = None) -> str:
@@ -105,26 +112,12 @@ def kubernetes(job: Job, *, image: str, claim: str, folder: str = "/work") -> st
         # Pods find each other before they are ready.
         "spec": {"clusterIP": "None", "selector": {"job-name": job.name}, "publishNotReadyAddresses": True},
     }
-    container = {
-        "name": "proximo",
-        "image": image,
-        "workingDir": folder,
-        "command": job.command(f"{job.name}-0.{job.name}", job.name),
-        "env": [{"name": "OMP_NUM_THREADS", "value": "1"}, {"name": SHUTDOWN, "value": str(SAVING)}],
-        "resources": {"limits": {"nvidia.com/gpu": job.gpus}},
-        # NCCL needs more shared memory than the 64 MiB that a container gets.
-        "volumeMounts": [{"name": "work", "mountPath": folder}, {"name": "shm", "mountPath": "/dev/shm"}],
-    }
-    volumes = [
-        {"name": "work", "persistentVolumeClaim": {"claimName": claim}},
-        {"name": "shm", "emptyDir": {"medium": "Memory"}},
-    ]
+    command = job.command(f"{job.name}-0.{job.name}", job.name)
+    env = [{"name": "OMP_NUM_THREADS", "value": "1"}, {"name": SHUTDOWN, "value": str(SAVING)}]
     pod = {
         "subdomain": job.name,
         "restartPolicy": "Never",
-        "terminationGracePeriodSeconds": NOTICE,
-        "containers": [container],
-        "volumes": volumes,
+        **_pod(image, claim, folder, {"nvidia.com/gpu": job.gpus}, command=command, env=env),
     }
     work = {
         "apiVersion": "batch/v1",
@@ -139,8 +132,64 @@ def kubernetes(job: Job, *, image: str, claim: str, folder: str = "/work") -> st
             "template": {"spec": pod},
         },
     }
-    # JSON is YAML, and needs no package to be written.
-    return "".join(f"---\n{json.dumps(each, indent=2)}\n" for each in (service, work))
+    return _yaml(service, work)
+
+
+def kuberay(job: Job, *, image: str, claim: str, folder: str = "/work", ray: str = RAY) -> str:
+    """A manifest for kubectl apply where KubeRay runs: a RayJob with a worker for each node, whose head starts the run
+    and has no GPU.
+
+    `ray` is the image's version of Ray; the rest is as for `kubernetes`.
+    """
+    command = ["proximo", *job.training, "--ranks.cluster", "ray"]
+    # Its command line is how a Ray job is told of the folder.
+    entry = f"cd {shlex.quote(folder)} && OMP_NUM_THREADS=1 {shlex.join(command)}"
+    head = {
+        "rayStartParams": {"num-cpus": "0", "dashboard-host": "0.0.0.0"},
+        "template": {"spec": _pod(image, claim, folder, {"cpu": "2", "memory": "8Gi"})},
+    }
+    workers = {
+        "groupName": "nodes",
+        **dict.fromkeys(("replicas", "minReplicas", "maxReplicas"), job.nodes),
+        "rayStartParams": {},
+        "template": {"spec": _pod(image, claim, folder, {"nvidia.com/gpu": job.gpus})},
+    }
+    work = {
+        "apiVersion": "ray.io/v1",
+        "kind": "RayJob",
+        "metadata": {"name": job.name},
+        "spec": {
+            "entrypoint": entry,
+            "shutdownAfterJobFinishes": True,
+            "backoffLimit": RESTARTS,
+            "activeDeadlineSeconds": int(3600 * job.hours),
+            "rayClusterSpec": {"rayVersion": ray, "headGroupSpec": head, "workerGroupSpecs": [workers]},
+        },
+    }
+    return _yaml(work)
+
+
+def _pod(image: str, claim: str, folder: str, limits: dict[str, Any], **more: Any) -> dict[str, Any]:
+    """A pod's spec: one container, which has `more` and sees the volume."""
+    container = {
+        "name": "proximo",
+        "image": image,
+        "workingDir": folder,
+        **more,
+        "resources": {"limits": limits},
+        # NCCL needs more shared memory than the 64 MiB that a container gets.
+        "volumeMounts": [{"name": "work", "mountPath": folder}, {"name": "shm", "mountPath": "/dev/shm"}],
+    }
+    volumes = [
+        {"name": "work", "persistentVolumeClaim": {"claimName": claim}},
+        {"name": "shm", "emptyDir": {"medium": "Memory"}},
+    ]
+    return {"terminationGracePeriodSeconds": NOTICE, "containers": [container], "volumes": volumes}
+
+
+def _yaml(*objects: dict[str, Any]) -> str:
+    """JSON is YAML, and needs no package to be written."""
+    return "".join(f"---\n{json.dumps(each, indent=2)}\n" for each in objects)
 
 
 def _clock(hours: float) -> str:

@@ -39,6 +39,8 @@ class Mesh:
         names = ("repeat", "shard")[-len(shape) :]
         self.devices: DeviceMesh = init_device_mesh(device, shape, mesh_dim_names=names)
         """Ranks that a model is sharded over; with two dimensions, shards repeat along the first."""
+        self.device = torch.device(device, torch.cuda.current_device()) if device == "cuda" else torch.device(device)
+        """This rank's own."""
 
     @classmethod
     def join(cls, *, device: str, timeout: float, shard: int = 0) -> "Mesh":

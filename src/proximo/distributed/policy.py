@@ -4,7 +4,7 @@ Rank 0's learner talks to it as to any other policy. Each call becomes an order 
 or the LoRA policy that they hold in shards.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -13,18 +13,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from proximo.distributed.copies import WholeCopy
 from proximo.distributed.fitting import planned, starting_smaller
 from proximo.distributed.following import Crew
 from proximo.distributed.saving import check_written, restore, write_shards
-from proximo.distributed.sharding import HALVES, Root, check_shardable, local, refill, reshard, shard, whole
+from proximo.distributed.sharding import HALVES, Root, check_shardable, local, reshard, shard, whole
 from proximo.distributed.shares import Share, batch_shares, on_cpu, update_shares
-from proximo.models import Scores, free_bytes, frozen_copy
-from proximo.models.adapters.files import save_model
-from proximo.models.adapters.lora import merged_weights
-from proximo.models.devices import with_precision
+from proximo.models import Scores, free_bytes
 from proximo.models.model_types import PreTrainedModel
 from proximo.models.values import HeadOnOwnModel, ValueModel
-from proximo.tensor_types import Float
+from proximo.samplers.partial import evaluating, logprobs_of
+from proximo.tensor_types import Float, Int
 from proximo.training.config import TrainingOptions
 from proximo.training.learner.gradients import UpdateRows
 from proximo.training.learner.guard import GradientPass
@@ -44,14 +43,16 @@ class ShardedPolicy:
     Example: Learner(ShardedPolicy(PlainPolicy(model), crew), GRPO, TrainingOptions(), temperature=1.0, seed=0)
     """
 
-    def __init__(self, inner: PlainPolicy, crew: Crew, dtype: torch.dtype = torch.float32) -> None:
-        """`inner` has a whole model in float32, which `start` shards; its passes compute in `dtype`."""
+    def __init__(
+        self, inner: PlainPolicy, crew: Crew, dtype: torch.dtype = torch.float32, *, copy_on_device: bool = True
+    ) -> None:
+        """`inner` has a whole model, on a CPU or the rank's device, which `start` shards; its passes compute in
+        `dtype`. `copy_on_device`: see `WholeCopy`."""
         check_shardable(inner.model)
         self._inner, self._crew, self._dtype = inner, crew, dtype
         self.version = 0
-        self.copy: PreTrainedModel = with_precision(frozen_copy(inner.model), dtype)
-        """A whole copy on each rank, to sample with and to save; `refresh` brings it up to date."""
-        self._is_copy_old = False
+        self.copy = WholeCopy(inner.model, dtype, crew, on_device=copy_on_device)
+        """To sample with and to save."""
         self._runs: dict[Job, Callable[[Passes, Any], Any]] = {}
         crew.add(
             spread=self._spread_here,
@@ -65,16 +66,13 @@ class ShardedPolicy:
             broken=self._broken_here,
             free=lambda: free_bytes(self.model.device),
             reset_reference=self._reset_here,
-            refill=self._refill_here,
+            logprobs=self._logprobs_here,
             write=self._write_here,
             load=self._load_here,
         )
 
     def start(self, options: TrainingOptions, value: ValueModel | None, *, needs_reference: bool) -> None:
-        if options.adam_moments != "float32":
-            raise ValueError(
-                f"training.adam_moments is {options.adam_moments!r}: with ranks they are float32 in shards"
-            )
+        assert options.adam_moments == "float32", "Ranks.check_run refuses others"
         if value is not None and not isinstance(value, nn.Module):
             raise ValueError(f"value.form builds a {type(value).__name__}: with ranks it must be a torch module")
         self._inner.set_up(options, needs_reference=needs_reference)
@@ -83,7 +81,7 @@ class ShardedPolicy:
         self._models = [model, *([value.model] if isinstance(value, HeadOnOwnModel) else [])]
         self._roots: list[tuple[PreTrainedModel, Root]] = [(model, shard(model, mesh, self._dtype, value))]
         if reference is not None:
-            self._roots.append((reference, shard(with_precision(reference, self._dtype), mesh, self._dtype)))
+            self._roots.append((reference, shard(reference, mesh, self._dtype)))
         self._inner.start_optimizer(options, value)
         self._norms: list[Tensor] = []
         self._checkpointed = (0, False)
@@ -99,20 +97,8 @@ class ShardedPolicy:
     def model(self) -> PreTrainedModel:
         return self._inner.model
 
-    # The whole copy
-
-    def refresh(self) -> None:
-        """Bring the copy up to date on every rank, if there was an update since the last time."""
-        if self._is_copy_old:
-            self._crew.tell("refill")
-
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        self.refresh()
-        return merged_weights(self.copy)
-
-    def _refill_here(self) -> None:
-        refill(self.copy, self.model)
-        self._is_copy_old = False
+        return self.copy.weights()
 
     # Passes
 
@@ -184,6 +170,23 @@ class ShardedPolicy:
             reshard(root)
         return found
 
+    @property
+    def device(self) -> torch.device:
+        return self._crew.mesh.device
+
+    def logprobs(
+        self, prompts: Sequence[Sequence[int]], tokens: Int[Tensor, "B T"], lengths: Int[Tensor, " B"]
+    ) -> Float[Tensor, "B T"]:
+        """All ranks make the same pass."""
+        return self._crew.tell("logprobs", prompts, tokens, lengths)[0]
+
+    def _logprobs_here(self, *rows: Any) -> Float[Tensor, "B T"]:
+        _, root = self._roots[0]
+        with evaluating(self.model, in_shards=True):
+            found = root.run(lambda: logprobs_of(self.model, *rows))
+        reshard(root)
+        return found.cpu()
+
     def _through(self, model: PreTrainedModel, work: Callable[[], Any]) -> Any:
         [root] = [root for known, root in self._roots if known is model]
         return root.run(work)
@@ -244,7 +247,7 @@ class ShardedPolicy:
 
     def _step_here(self, max_norm: float) -> None:
         self._inner.optimizer.step_clipped(max_norm, self._norms)
-        self._is_copy_old = True
+        self.copy.is_old = True
 
     @property
     def trains_values(self) -> bool:
@@ -270,8 +273,7 @@ class ShardedPolicy:
     # State
 
     def save(self, folder: Path) -> None:
-        self.refresh()
-        save_model(self.copy, folder)
+        self.copy.save(folder)
 
     def state(self) -> dict[str, Any]:
         return self._inner.state() | {"version": self.version}
@@ -290,5 +292,5 @@ class ShardedPolicy:
         return write_shards(Path(folder), found, self._crew.mesh)
 
     def _load_here(self, folder: str, state: dict[str, Any]) -> None:
-        restore(self._inner, self.copy, Path(folder), state, self._crew.mesh)
-        self._is_copy_old = False
+        restore(self._inner, self.copy.kept, Path(folder), state, self._crew.mesh)
+        self.copy.is_old = False

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
@@ -23,10 +23,10 @@ from torch.distributed.tensor import DTensor
 from proximo.distributed.mesh import Mesh
 from proximo.distributed.sharding import like
 from proximo.models import load_model
-from proximo.models.adapters.files import read_adapter
-from proximo.models.adapters.lora import has_adapter
+from proximo.models.adapters.files import adapter_tensors
+from proximo.models.adapters.lora import adapter_parameters, has_adapter
 from proximo.models.model_types import PreTrainedModel
-from proximo.training.learner.named_tensors import STATE, by_name, copy_named, optimizer_by_name
+from proximo.training.learner.named_tensors import STATE, by_name, check_named, optimizer_by_name
 from proximo.training.learner.optimizer import MASTER
 from proximo.training.learner.policy import VALUE_NAMES, PlainPolicy
 
@@ -113,16 +113,27 @@ def _files(folder: Path, part: str) -> Iterator[str | None]:
         yield place
 
 
+def _parameters(model: PreTrainedModel) -> dict[str, nn.Parameter]:
+    return dict(model.named_parameters())
+
+
 @torch.no_grad()
-def restore(policy: PlainPolicy, copy: PreTrainedModel, folder: Path, state: Mapping[str, Any], mesh: Mesh) -> None:
+def restore(
+    policy: PlainPolicy, copy: PreTrainedModel | None, folder: Path, state: Mapping[str, Any], mesh: Mesh
+) -> None:
     """Read a checkpoint's folder into a policy's shards, and its model into the whole copy; all ranks together."""
-    if has_adapter(copy):
-        read_adapter(copy, folder)
+    if has_adapter(policy.model):
+        named = adapter_parameters
+        stored = adapter_tensors(named(policy.model), folder)
     else:
-        stored = load_model(str(folder), dtype=copy.dtype)
-        copy_named(dict(copy.named_parameters()), dict(stored.named_parameters()), "the model")
-    for own, weight in zip(copy.parameters(), policy.model.parameters(), strict=True):
-        weight.copy_(like(own.to(weight.dtype), weight))
+        named = _parameters
+        stored = named(load_model(str(folder), dtype=None))
+    known, copies = named(policy.model), {} if copy is None else named(copy)
+    check_named(known, stored, "the model", any_dtype=True)
+    for name, weight in known.items():
+        weight.copy_(like(stored[name].to(weight.dtype), weight))
+    for name, weight in copies.items():
+        weight.copy_(stored[name])
     parameters, values = policy.optimized(), policy.value_parameters()
     moments, masters = read_moments(folder / STATE, parameters, mesh)
     if not values:  # of a run whose algorithm was changed from one that has a value model

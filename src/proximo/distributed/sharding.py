@@ -64,24 +64,25 @@ def with_gradient(found: Any) -> Iterator[Tensor]:
 def shard(model: PreTrainedModel, mesh: Mesh, dtype: torch.dtype, value: nn.Module | None = None) -> Root:
     """Shard a model's parameters in place, and those of a value model that shares its passes.
 
-    Parameters stay as wide as they are and compute in `dtype`. Gradients are summed over ranks in float32, not
-    averaged: the weights of an update are over all its rows already.
+    They are whole wherever they are, on a CPU say; one layer at a time goes to the rank's device. All compute in
+    `dtype`; shards of those that are trained are in float32. Gradients are summed over ranks in float32, not averaged:
+    the weights of an update are over all its rows already.
     """
     half = dtype in HALVES
     narrow = MixedPrecisionPolicy(dtype, torch.float32, cast_forward_inputs=False) if half else MixedPrecisionPolicy()
     for layer in decoder_layers(model):
-        fully_shard(layer, mesh=mesh.devices, mp_policy=narrow)
+        fully_shard(_held(layer, dtype), mesh=mesh.devices, mp_policy=narrow)
         compile_between_hooks(layer)
     if value is not None:
         for each in _layers_of(value):
-            fully_shard(each, mesh=mesh.devices, mp_policy=narrow)
+            fully_shard(_held(each, dtype), mesh=mesh.devices, mp_policy=narrow)
         if (head := dict(value.named_children()).get("head")) is not None:
             fully_shard(head, mesh=mesh.devices)  # in float32: half a digit of a value is not enough to learn from
     # Of one shard nothing is saved by giving back what was gathered, and gathering it again costs time. An adapter is
     # switched off and on between passes, which torch must see on the shards.
     keeps = mesh.shard_size == 1 and not has_adapter(model)
     root = Root(*(each for each in (model, value) if each is not None))
-    fully_shard(root, mesh=mesh.devices, mp_policy=narrow)
+    fully_shard(_held(root, dtype), mesh=mesh.devices, mp_policy=narrow)
     for module in _sharded(root):
         module.set_gradient_divide_factor(1.0)
         module.set_force_sum_reduction_for_comms(True)
@@ -89,6 +90,14 @@ def shard(model: PreTrainedModel, mesh: Mesh, dtype: torch.dtype, value: nn.Modu
             module.set_reshard_after_forward(False, recurse=False)
             module.set_reshard_after_backward(False, recurse=False)
     return root
+
+
+def _held(module: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """With the parameters that are whole still in the dtype of shards, whatever that of their files is."""
+    for parameter in module.parameters():
+        if not isinstance(parameter, DTensor):
+            parameter.data = parameter.data.to(torch.float32 if parameter.requires_grad else dtype)
+    return module
 
 
 def _sharded(root: nn.Module) -> list[FSDPModule]:
@@ -147,7 +156,9 @@ def refill(copy: PreTrainedModel | None, model: PreTrainedModel) -> None:
         if sharded.requires_grad:
             gathered = whole(sharded.detach())
             if own is not None:
-                own.copy_(gathered)
+                own.copy_(gathered.to(own.dtype), non_blocking=True)
+    if (device := next(model.parameters()).device).type == "cuda":
+        torch.cuda.synchronize(device)  # a copy in the host's memory is read as soon as this returns
 
 
 def check_shardable(model: PreTrainedModel) -> None:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
+from proximo.distributed.copies import WholeCopy
 from proximo.distributed.following import Crew
 from proximo.distributed.saving import check_written, read_moments, read_shards, write_shards
 from proximo.distributed.sharding import (
@@ -20,14 +21,11 @@ from proximo.distributed.sharding import (
     check_shardable,
     like_shard,
     local,
-    refill,
     reshard,
     shard,
     whole,
 )
-from proximo.models import frozen_copy, score_rows
-from proximo.models.adapters.files import save_model
-from proximo.models.devices import with_precision
+from proximo.models import score_rows
 from proximo.models.model_types import PreTrainedModel
 from proximo.training.learner.memory import explaining_memory
 from proximo.training.learner.named_tensors import copy_named, read_tensors, write_tensors
@@ -47,11 +45,11 @@ class ShardedStageModel:
     """
 
     def __init__(self, model: PreTrainedModel, options: FitOptions, seed: int, dtype: torch.dtype, crew: Crew) -> None:
-        """`model` is whole and in float32, and is sharded here; its passes compute in `dtype`."""
+        """`model` is whole, and is sharded here; its passes compute in `dtype`."""
         check_shardable(model)
         self._crew, self._options, self._dtype = crew, options, dtype
         # Rank 0 keeps a whole model on the CPU, which is filled when it is saved.
-        self._copy = with_precision(on_cpu(frozen_copy(model)), dtype) if crew.mesh.rank == 0 else None
+        self._copy = WholeCopy(model, dtype, crew, on_device=False)
         self._root = shard(model, crew.mesh, dtype)
         self._inner = WholeStageModel(model, options, seed)
         self._stage: SplitStage | None = None
@@ -65,7 +63,6 @@ class ShardedStageModel:
             restore_best=self._restore_here,
             write_stage=self._write_here,
             read_stage=self._read_here,
-            save_stage=self._refill_here,
         )
 
     def follow(self, stage: SplitStage) -> None:
@@ -158,6 +155,7 @@ class ShardedStageModel:
     def _step_here(self, rate: float, max_norm: float) -> None:
         self._inner.optimizer.set_rates(rate)
         self._inner.optimizer.step_clipped(max_norm, self._norms)
+        self._copy.is_old = True
 
     def keep_best(self) -> None:
         self._crew.tell("keep_best")
@@ -173,16 +171,12 @@ class ShardedStageModel:
         if self._inner.best is not None:
             for parameter, weight in zip(self._inner.trained().values(), self._inner.best, strict=True):
                 local(parameter).copy_(weight)
+            self._copy.is_old = True
 
     # Files
 
     def save(self, folder: Path) -> None:
-        self._crew.tell("save_stage")
-        assert self._copy is not None
-        save_model(self._copy, folder)
-
-    def _refill_here(self) -> None:
-        refill(self._copy, self._inner.model)
+        self._copy.save(folder)
 
     def write(self, folder: Path) -> None:
         write_tensors(folder / "random.safetensors", self._inner.draws.state())
@@ -213,12 +207,9 @@ class ShardedStageModel:
         for name, each in masters.items():
             named[name].copy_(each)
         self._inner.optimizer.load_tensors(moments, list(named))
+        self._copy.is_old = True
         best = read_shards(place, "best", named, mesh)
         self._inner.best = [local(best[name]).float().cpu() for name in named] if best else None
-
-
-def on_cpu(model: PreTrainedModel) -> PreTrainedModel:
-    return model.to(device="cpu")  # pyright: ignore[reportCallIssue]
 
 
 def dealt(items: Sequence[Encoded], ranks: int) -> list[list[int]]:

@@ -6,10 +6,15 @@ from proximo.defaults import longest_prompt
 from proximo.door.refusing import refuse_kind, refuse_values
 from proximo.models import pick_device
 from proximo.planning.cards import CPU, GIB, HERE, Card, card
-from proximo.planning.plan import Plan, make_plan
+from proximo.planning.holdings import holdings
+from proximo.planning.memory import StepSize
+from proximo.planning.plan import Plan, make_plan, planned_dtype
+from proximo.planning.ranks import Ranks as RankCount
+from proximo.planning.ranks import rank_memory, sampling_rank_memory
 from proximo.planning.shapes import read_shape
 from proximo.training.config import RunConfig
 from proximo.training.preflight.estimate import MemoryEstimate
+from proximo.training.ranks import Ranks
 
 PROMPT_TOKENS = 512
 """Tokens of a prompt, where nothing else is said."""
@@ -68,8 +73,10 @@ def fit_here(config: RunConfig, held: MemoryEstimate) -> Fit:
         has = f"{held.bytes_held / 1e9:.1f} of {held.bytes_there / 1e9:.1f} GB before any activation"
         line = f"{'fits' if held.fits else 'does not fit'}: {has}; activations of this architecture are not predicted"
         return Fit(held.fits, held.bytes_held, None, [line])
-    here = CPU if pick_device(config.device) == "cpu" else HERE
-    found = plan(config, here, prompt_tokens=max(1, longest_prompt(config)))
+    here, prompt = CPU if pick_device(config.device) == "cpu" else HERE, max(1, longest_prompt(config))
+    if config.ranks is not None and config.ranks.processes > 1:
+        return _fit_on_ranks(config, config.ranks, card(here), prompt)
+    found = plan(config, here, prompt_tokens=prompt)
     own, other = (found.lora, found.full) if config.adapter is not None else (found.full, found.lora)
     seconds = own.time and own.time.total
     if seconds is None:
@@ -82,6 +89,27 @@ def fit_here(config: RunConfig, held: MemoryEstimate) -> Fit:
     elif not own.fits and other.fits and config.adapter is None:
         lines.append(f"{other.name} fits: --adapter.type Lora")
     return Fit(own.fits, own.memory.peak, seconds, lines)
+
+
+def _fit_on_ranks(config: RunConfig, ranks: Ranks, device: Card, prompt_tokens: int) -> Fit:
+    """The same of each rank, of which every one has a device like this, or a share of this machine's memory."""
+    number, dtype = ranks.processes, planned_dtype(config.dtype, device)
+    held = RankCount(number, ranks.shard or number)
+    own = device if device.is_gpu else replace(device, memory=device.memory / number, context=device.context / number)
+    full, small = holdings(config, dtype, compiled=config.compile and device.is_gpu)
+    holding, size = small if config.adapter is not None else full, StepSize.of(config, prompt_tokens, None)
+    if getattr(config.sampler, "reads_weights_only", False):
+        memory = rank_memory(holding, size, own, held)
+        peak, fits = memory.total, memory.fits
+    else:
+        use = sampling_rank_memory(holding, size, own, held)
+        peak, fits = use.peak, use.fits
+    shards = "whole weights" if held.shard == 1 else f"weights in {held.shard} shards"
+    line = (
+        f"{'fits' if fits else 'does not fit'} on {number} ranks with {shards}: predicted peak {peak / GIB:,.1f} of "
+        f"{own.usable / GIB:,.1f} GiB on each"
+    )
+    return Fit(fits, peak, None, [line if fits else f"{line}; more ranks hold less each"])
 
 
 def _smaller_passes(config: RunConfig, found: Plan) -> int | None:

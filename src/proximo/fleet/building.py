@@ -87,7 +87,7 @@ def _vllm(
     ends = end_tokens(policy.model, tokenizer)
     if options.urls:
         return lambda name, place: VllmEngine(name, ends, url=options.urls[place], layers=layers)
-    if layers and policy.model.device.type not in SAY_ROUTES:
+    if layers and policy.device.type not in SAY_ROUTES:
         raise ValueError(
             'routing_replay is "sampler", but vLLM says which experts tokens went to on GPUs only: use "old_policy", '
             'or sampler.engine = "embedded"'
@@ -147,14 +147,16 @@ def write_model(
 
 def _places(options: Fleet, policy: SampledPolicy) -> list[dict[str, str]]:
     """The environment of each engine: threads on a CPU, or GPUs besides the learner's; Ray shows each its own."""
-    device = policy.model.device
+    device = policy.device
     if device.type == "cpu":
         threads = str(torch.get_num_threads())
         return [{"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": threads}] * options.engines
     if options.cluster == "ray":
         return [{}] * options.engines
     visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(torch.cuda.device_count())))
-    others = [each for number, each in enumerate(visible.split(",")) if number != (device.index or 0)]
+    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # each has the GPU of its number
+    own = {device.index or 0} if ranks == 1 else {*range(ranks)}
+    others = [each for number, each in enumerate(visible.split(",")) if number not in own]
     size, needed = options.tensor_parallel, options.engines * options.tensor_parallel
     if not others and needed == 1 and options.kv_cache_mb is not None:
         return [{"CUDA_VISIBLE_DEVICES": visible}]  # learner and engine share the only GPU

@@ -58,7 +58,7 @@ class FleetSampler:
         self.roster = Roster(make, engines, sync.leave)
         self.repeats, self._record_routes = repeats, record_routes
         self._remove_scratch = weakref.finalize(self, scratch.remove)
-        self._pool = ThreadPoolExecutor(slots)
+        self._pool, self._has_started = ThreadPoolExecutor(slots), False
         self._streams: dict[tuple[int, int], threading.Event] = {}
         """Set where requests are given up, by step and key."""
         self.take_events, self.lanes = self.roster.take_events, self.roster.lanes
@@ -68,9 +68,12 @@ class FleetSampler:
 
     def refresh(self, policy: SampledPolicy, version: int) -> int:
         """Replace engines that were lost, and give all of them the policy's weights. Where all are lost on the way,
-        new ones get a second chance."""
+        new ones get a second chance; not where none has ever started."""
         for _ in range(2):
             self._start_missing()
+            if not self.roster.engines and not self._has_started:
+                break
+            self._has_started = True
             if behind := self.roster.behind(version):
                 with self.roster.pushing():
                     self._push(policy, behind, version)
@@ -101,7 +104,7 @@ class FleetSampler:
             if isinstance(found, EngineLost):
                 failed[engine.name] = str(found)
                 continue
-            gap = gaps[engine.name] = self._probe.compare(policy.model, found)
+            gap = gaps[engine.name] = self._probe.compare(policy, found)
             if self._probe.passes(gap):
                 self.roster.confirm(engine, version)
             else:

@@ -91,6 +91,30 @@ class Fleet:
     def copies(self) -> int:
         return self.engines if self.engine == "embedded" else 0
 
+    def check(self) -> list[str]:
+        """Remarks on servers of `urls` that do not answer yet; ValueError where one cannot be used, or Ray is needed
+        and not there."""
+        if self.cluster == "ray":
+            need_ray("sampler")
+        if not self.urls:
+            return []
+        from proximo.fleet.engine import EngineLost
+        from proximo.fleet.vllm import VllmEngine
+
+        found: list[str] = []
+        for url in self.urls:
+            try:
+                VllmEngine("sampler.urls: the server", frozenset(), url=url).check_version()
+            except EngineLost as lost:
+                found.append(f"{url} in sampler.urls does not answer yet; the run waits {self.deadline:g} s ({lost})")
+        return found
+
+    @property
+    def reads_weights_only(self) -> bool:
+        """Whether nothing of this process decodes with the policy's module, so that ranks need no copy of it on their
+        devices."""
+        return self.engine == "vllm"
+
     def build(
         self, policy: SampledPolicy, tokenizer: PreTrainedTokenizerBase, *, slots: int, record_routes: bool
     ) -> RunSamplers:
@@ -131,6 +155,14 @@ class Workers:
         from proximo.fleet.servers.worker_nodes import Nodes
 
         return Nodes(OnRay("workers", self.address, gpus=0), self.processes)
+
+
+def need_ray(options: str) -> None:
+    """ValueError where Ray, which these options name, is not installed."""
+    try:
+        import ray  # noqa: F401  # pyright: ignore[reportMissingImports, reportUnusedImport]
+    except ImportError as error:
+        raise ValueError(f'{options}.cluster is "ray", which this Python lacks: pip install "proximo[ray]"') from error
 
 
 def _is_address(url: str) -> bool:

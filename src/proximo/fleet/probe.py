@@ -11,11 +11,9 @@ from dataclasses import dataclass
 import torch
 
 from proximo.fleet.engine import Draw, Engine, Generated
-from proximo.models import score
 from proximo.models.model_types import PreTrainedModel
 from proximo.models.positions import reach_of
-from proximo.samplers import SamplingOptions
-from proximo.samplers.partial import evaluating
+from proximo.samplers import SampledPolicy, SamplingOptions
 
 PROMPTS = 4
 """Prompts of a probe, each sampled once."""
@@ -61,7 +59,7 @@ class Probe:
             for number, prompt in enumerate(self.prompts)
         ]
 
-    def compare(self, model: PreTrainedModel, found: Sequence[Generated]) -> Gap:
+    def compare(self, policy: SampledPolicy, found: Sequence[Generated]) -> Gap:
         """The engine's log-probs of its own tokens against the policy's."""
         lengths = torch.tensor([len(each.tokens) for each in found])
         tokens = torch.zeros(len(found), int(lengths.max()), dtype=torch.long)
@@ -69,9 +67,7 @@ class Probe:
         for row, each in enumerate(found):
             tokens[row, : len(each.tokens)] = torch.tensor(each.tokens)
             theirs[row, : len(each.tokens)] = torch.tensor(each.logprobs, dtype=torch.float64)
-        with evaluating(model):
-            scores = score(model, prompts=self.prompts, tokens=tokens, lengths=lengths, group=torch.arange(len(found)))
-            ours = scores.logprobs.double().cpu()
+        ours = policy.logprobs(self.prompts, tokens, lengths).double().cpu()
         there = torch.arange(tokens.shape[1]) < lengths.unsqueeze(1)
         gaps = (ours - theirs).abs()[there]
         return Gap(len(gaps), float(gaps.mean()), float(gaps.max()))

@@ -83,15 +83,35 @@ class VllmEngine:
         while True:
             if self._server is not None and not self._server.is_running:
                 raise EngineLost(f"{self._name} ended while it started: {self._server.last_lines()}")
-            with suppress(EngineLost):
-                spoken = self._ask("GET", "/version", None, POLL_SECONDS * 10)["version"]
-                break
+            try:
+                self.check_version()
+                return
+            except ValueError as error:
+                raise EngineLost(str(error)) from error
+            except EngineLost as lost:
+                reason = str(lost) if self._server is None else self._server.last_lines()
             if self._stopped or time.monotonic() > until:
-                log = "" if self._server is None else f": {self._server.last_lines()}"
-                raise EngineLost(f"{self._name} at {self._address} did not answer within {deadline:g} s{log}")
+                remedy = "" if self._server is not None else "; start it, or correct sampler.urls"
+                raise EngineLost(
+                    f"{self._name} at {self._address} was not there within {deadline:g} s (sampler.deadline): "
+                    f"{reason}{remedy}"
+                )
             time.sleep(POLL_SECONDS)
+
+    def check_version(self) -> None:
+        """EngineLost where it does not answer yet; ValueError where it is no server that we know."""
+        status, text = self._told("GET", "/version", None, POLL_SECONDS * 10)
+        said = text.decode(errors="replace")[:100]
+        if status >= 500:  # what stands before a server that still starts
+            raise EngineLost(f"{self._name}: /version was answered with {status}: {said}")
+        try:
+            spoken = str(json.loads(text)["version"]) if status == 200 else ""
+        except (ValueError, KeyError, TypeError):
+            spoken = ""
+        if not spoken:
+            raise ValueError(f"{self._name} at {self._address} is no vLLM server: it answers {status}: {said}")
         if not spoken.startswith(SPOKEN):
-            raise EngineLost(f"{self._name} runs vLLM {spoken}: use {SPOKEN}x, whose interface this is")
+            raise ValueError(f"{self._name} at {self._address} runs vLLM {spoken}: use {SPOKEN}x, which is known here")
 
     # Generating
 

@@ -49,16 +49,27 @@ def refuse_file(path: str) -> None:
 def tensors(file: Path) -> dict[str, tuple[int, ...]]:
     """The shape of each tensor of a safetensors file; a ValueError where the file is not whole and sound."""
     try:
-        size = file.stat().st_size
-        with file.open("rb") as opened:
-            length = _header_length(opened.read(8), size)
-            header = json.loads(opened.read(length).decode(), object_pairs_hook=_without_duplicates)
-        return _shapes(header, size - 8 - length)
+        header, room = _header(file)
+        return _shapes(header, room)
     except OSError as error:
         raise ValueError(f"{file.name} cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
         reason = str(error) if type(error) is ValueError else "its header is not JSON"
         raise ValueError(f"{file.name} is damaged: {reason}; fetch or save it again") from None
+
+
+def dtypes(folder: Path) -> set[str]:
+    """Names that safetensors has for the dtypes of all weights in a folder that `inspect` let pass."""
+    headers = [_header(file)[0] for file in folder.glob("*.safetensors")]
+    return {entry["dtype"] for header in headers for name, entry in header.items() if name != "__metadata__"}
+
+
+def _header(file: Path) -> tuple[Any, int]:
+    """A safetensors file's header, and the bytes behind it."""
+    size = file.stat().st_size
+    with file.open("rb") as opened:
+        length = _header_length(opened.read(8), size)
+        return json.loads(opened.read(length).decode(), object_pairs_hook=_without_duplicates), size - 8 - length
 
 
 # Configs

@@ -11,12 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from proximo.machine import settle_half_products
 from proximo.models.adapters.files import base_name, is_adapter, load_adapter, quantize_as
 from proximo.models.adapters.lora import merge
 from proximo.models.adapters.quantized import Quantization, quantize
-from proximo.models.inspecting import inspect, refuse_file
+from proximo.models.devices import with_precision
+from proximo.models.inspecting import dtypes, inspect, refuse_file
 from proximo.models.model_types import AutoClass, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from proximo.models.packing.attention import registered
 from proximo.models.packing.support import supports_packing, warn_of_fallback
@@ -29,13 +31,15 @@ TEXTS: tuple[str, ...] = ("*.json", "*.jinja", "*.txt", "*.model")
 VOCABULARIES = ("tokenizer.json", "*.model", "vocab.*", "*.tiktoken", "tekken.json")
 """Files that say which tokens there are; one of them is there."""
 INCOMPLETE = "the folder is incomplete; save model and tokenizer into it with save_pretrained"
+HALVES = {"BF16": torch.bfloat16, "F16": torch.float16}
+"""By the names that safetensors has for them."""
 UNREACHABLE = "neither a folder nor a model that the hub or its local cache has; check the name, or download it first"
 
 
 def load_model(
     path: str,
     *,
-    dtype: torch.dtype = torch.float32,
+    dtype: torch.dtype | None = torch.float32,
     device: str = "cpu",
     keep_adapter: bool = False,
     quantization: Quantization | None = None,
@@ -43,6 +47,7 @@ def load_model(
     """A causal language model in eval mode, from a folder or a hub id; an adapter's gives its base model with
     the adapter merged into the weights. `keep_adapter` keeps it separate, which is exact in half precision too.
     `quantization` is of the linear layers' weights, for a new adapter; an adapter's folder names its own.
+    `dtype` None: as the files hold the weights, which then take no memory on a CPU until they are copied.
 
     Example: model = load_model("runs/first/checkpoints/step-000100")
     """
@@ -91,7 +96,7 @@ def load_weights(
     path: str,
     kind: type[AutoClass],
     *,
-    dtype: torch.dtype,
+    dtype: torch.dtype | None,
     config: PreTrainedConfig | None = None,
     unused: tuple[str, ...] = (),
     device: str = "cpu",
@@ -106,12 +111,14 @@ def load_weights(
 
     folder = _opened(path, weights=True)
     if is_adapter(folder):
+        dtype = dtype or torch.float32  # to merge in
         model, absent = load_weights(base_of(str(folder)), kind, dtype=dtype, config=config, unused=unused)
         quantize_as(model, folder, device)
         load_adapter(model, folder)
         if not keep_adapter:
             merge(model)
         return model, absent
+    dtype = dtype or _dtype_of_files(folder)
     if dtype.itemsize == 2:
         with guarded():
             settle_half_products()
@@ -172,6 +179,12 @@ def base_of(path: str) -> str:
     raise ValueError(f"path {path!r} is an adapter of an adapter, {base!r}: merge that one first (proximo merge)")
 
 
+def _dtype_of_files(folder: Path) -> torch.dtype:
+    """The dtype of all weights of a model's folder; float32 where they differ, or are wider or narrower than that."""
+    [found, *others] = dtypes(folder) or {""}
+    return torch.float32 if others else HALVES.get(found, torch.float32)
+
+
 def _opened(path: str, *, weights: bool) -> Path:
     """The folder of a model, fetched where it is on the hub, when nothing in it is refused."""
     from huggingface_hub import snapshot_download
@@ -224,6 +237,17 @@ def _quiet() -> Iterator[None]:
 def frozen_copy(model: PreTrainedModel) -> PreTrainedModel:
     """For inference only."""
     return copy.deepcopy(model).requires_grad_(False).eval()
+
+
+def converted_copy(model: PreTrainedModel, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
+    """For inference only, on another device or in another dtype, with one weight at a time on the way there."""
+    made = {
+        id(each): nn.Parameter(each.detach().to(device=device, dtype=dtype, copy=True), requires_grad=False)
+        for each in model.parameters()
+    }
+    copied = copy.deepcopy(model, made).requires_grad_(False).eval()
+    copied.to(device=device)  # pyright: ignore[reportCallIssue]  # the buffers
+    return with_precision(copied, dtype)
 
 
 def has_score(config: PreTrainedConfig) -> bool:

@@ -23,7 +23,7 @@ def load_reward_model(
     path: str,
     *,
     device: str = "cpu",
-    dtype: torch.dtype = torch.float32,
+    dtype: torch.dtype | None = torch.float32,
     seed: int = 0,
     fresh_head: bool = True,
 ) -> PreTrainedModel:

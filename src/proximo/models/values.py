@@ -238,8 +238,8 @@ def value_model(form: ValueForm, policy: PreTrainedModel, loaded: PreTrainedMode
     return form.build(policy, loaded)
 
 
-def load_value_model(path: str, *, device: str, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
-    """A backbone for OwnModel: a reward model with its head, or a causal model."""
+def load_value_model(path: str, *, device: str, dtype: torch.dtype | None = torch.float32) -> PreTrainedModel:
+    """A backbone for OwnModel: a reward model with its head, or a causal model. `dtype` as in `load_model`."""
     scores = has_score(read_config(path))
     return (load_reward_model if scores else load_model)(path, device=device, dtype=dtype)
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from proximo.planning.cards import Card
 from proximo.planning.holdings import Component, Holding
-from proximo.planning.memory import StepSize, head_bytes, largest_pass
+from proximo.planning.memory import MemoryUse, StepSize, head_bytes, largest_pass, memory_use
 from proximo.planning.times import learning
 from proximo.training.config import RunConfig
 from proximo.training.ranks import deal
@@ -66,14 +66,11 @@ class RankMemory:
 
 
 def rank_memory(holding: Holding, size: StepSize, card: Card, ranks: Ranks) -> RankMemory:
-    """What one rank holds: its part of the weights, and the activations of its passes in what is left."""
-    shape, width = holding.shape, holding.dtype.itemsize
+    """What one rank holds while engines sample: its part of the weights, and the activations of its passes in what is
+    left."""
     sharded = replace(holding, components=tuple(_sharded(each, ranks.shard) for each in holding.components))
-    alone = ranks.shard == 1
-    tables = 1 if shape.config.tie_word_embeddings else 2
-    gathered = 0 if alone else AT_ONCE * width * shape.matrices // shape.layers
-    root = 0 if alone else width * tables * shape.head
-    own = replace(size, groups=max(1, -(-size.groups // ranks.number)))
+    gathered, root = _gathered(holding, ranks)
+    own = _share(size, ranks)
     free = card.usable - (sharded.total - sharded.pending) - gathered - root
     found = largest_pass(sharded, own, card, free)
     return RankMemory(
@@ -88,6 +85,32 @@ def rank_memory(holding: Holding, size: StepSize, card: Card, ranks: Ranks) -> R
         offloaded=found.plan.offloaded,
         usable=card.usable,
     )
+
+
+def sampling_rank_memory(holding: Holding, size: StepSize, card: Card, ranks: Ranks) -> MemoryUse:
+    """What one rank holds that also samples, with a whole copy of the policy."""
+    copied = holding.dtype.itemsize * holding.shape.parameters
+    more = {"the copy that samples": copied} | dict(zip(("layers", "tables"), _gathered(holding, ranks), strict=True))
+    sharded = [_sharded(each, ranks.shard) for each in holding.components]
+    frozen = [
+        Component(name, 0, trained=False, weights=each, gradients=0, masters=0, moments=0)
+        for name, each in more.items()
+    ]
+    return memory_use(replace(holding, components=(*sharded, *frozen)), _share(size, ranks), card)
+
+
+def _share(size: StepSize, ranks: Ranks) -> StepSize:
+    """A rank's groups."""
+    return replace(size, groups=max(1, -(-size.groups // ranks.number)))
+
+
+def _gathered(holding: Holding, ranks: Ranks) -> tuple[int, int]:
+    """Bytes of the layers that are gathered at a time, and of embedding and head, which are for the whole pass."""
+    if ranks.shard == 1:
+        return 0, 0
+    shape, width = holding.shape, holding.dtype.itemsize
+    tables = 1 if shape.config.tie_word_embeddings else 2
+    return AT_ONCE * width * shape.matrices // shape.layers, width * tables * shape.head
 
 
 def _sharded(component: Component, shard: int) -> Component:

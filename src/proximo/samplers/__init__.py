@@ -4,11 +4,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
+import torch
 from torch import Tensor
 
 from proximo.models.model_types import PreTrainedModel, PreTrainedTokenizerBase
 from proximo.samplers.begun import BegunRequests
 from proximo.samplers.lanes import Interval
+from proximo.tensor_types import Float, Int
 from proximo.types import Completion, Request
 
 __all__ = [
@@ -88,6 +90,17 @@ class SampledPolicy(Protocol):
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """Name and current value of every weight, one at a time, as a plain model of the same class has them: an
         adapter is added to the weights it belongs to, and tied weights come once. For engines that keep a copy."""
+        ...
+
+    @property
+    def device(self) -> torch.device:
+        """Where the policy is trained. Where it is in shards, `model` may be a copy in the host's memory."""
+        ...
+
+    def logprobs(
+        self, prompts: Sequence[Sequence[int]], tokens: Int[Tensor, "B T"], lengths: Int[Tensor, " B"]
+    ) -> Float[Tensor, "B T"]:
+        """Log-probs of one completion after each prompt, to compare an engine's with."""
         ...
 
 
@@ -204,6 +217,15 @@ class SamplerFactory(Protocol):
         """The samplers for a policy. `slots` is the number of rows to decode at once. With `record_routes` the
         completions to train on carry the experts that each token went to; raise ValueError where that is not possible.
         """
+        ...
+
+
+@runtime_checkable
+class CheckedFactory(Protocol):
+    """A factory that can say before a run whether what it needs is there."""
+
+    def check(self) -> list[str]:
+        """Remarks on what the run will wait for; ValueError if it cannot sample, before any model is loaded."""
         ...
 
 

@@ -7,7 +7,7 @@ difference is known and of a chosen size, and a run that has it repeats to the l
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -37,6 +37,8 @@ class Mismatched:
     routers have weights of about 0.02."""
     lag: int = 0
     """Age of the sampler's weights, in training steps; the first steps sample with the weights of the start."""
+
+    keeps_older_weights: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if not 0 <= self.router_noise < float("inf"):

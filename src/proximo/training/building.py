@@ -29,7 +29,9 @@ MAX_SLOTS = 512
 class HoldsOnRanks(Protocol):
     """Holds a run's policy in shards on several processes, see `proximo.distributed`."""
 
-    def hold(self, policy: PlainPolicy, dtype: torch.dtype) -> Policy: ...
+    def hold(self, policy: PlainPolicy, dtype: torch.dtype, factory: Any) -> Policy:
+        """`factory` is the run's `sampler`."""
+        ...
 
     def samplers(
         self, factory: Any, tokenizer: PreTrainedTokenizerBase, *, slots: int, record_routes: bool
@@ -55,10 +57,11 @@ def build_learner(
 ) -> Built:
     """Load the models of a run, and build what samples and trains them."""
     value, dtype = config.value_options, pick_dtype(config.dtype, device)
-    held = dtype if ranks is None else torch.float32  # shards are float32, and their passes in `dtype`
-    backbone = value and _value_backbone(value.form, device, held)
+    # A rank has a shard of it: the whole model stays in its files until then.
+    place, held = (device, dtype) if ranks is None else ("cpu", None)
+    backbone = value and _value_backbone(value.form, place, held)
     quantization = None if config.adapter is None else config.adapter.quantize_base
-    model = load_model(path, device=device, dtype=held, quantization=quantization)
+    model = load_model(path, device=place, dtype=held, quantization=quantization)
     teacher = _teacher(config, device, dtype)
     for each in filter(None, (model, backbone, teacher)):
         allow_compiling(each, config.compile)
@@ -74,7 +77,7 @@ def build_learner(
         copy = PolicyCopy(policy) if config.ahead.copies_weights else None
         samplers = build_samplers(config.sampler, copy or policy, tokenizer, slots=slots, record_routes=records)
     else:
-        policy = ranks.hold(plain, dtype)
+        policy = ranks.hold(plain, dtype, config.sampler)
         samplers = ranks.samplers(config.sampler, tokenizer, slots=slots, record_routes=records)
     _check_ahead(config, samplers)
     learner = Learner(
@@ -122,7 +125,7 @@ def _teacher(config: RunConfig, device: str, dtype: torch.dtype) -> PreTrainedMo
     return load_model(resolve(config.teacher), device=device, dtype=dtype).requires_grad_(False)
 
 
-def _value_backbone(form: ValueForm, device: str, dtype: torch.dtype) -> PreTrainedModel | None:
+def _value_backbone(form: ValueForm, device: str, dtype: torch.dtype | None) -> PreTrainedModel | None:
     """The value model's own weights, if it has a separate folder."""
     if not isinstance(form, OwnModel) or form.path is None:
         return None

@@ -272,6 +272,8 @@ class RunConfig:
             raise ValueError("sampling.temperature is 0: greedy completions of a group are all equal; train with 1.0")
         if self.ptx is not None:
             self.ptx.check_run(on_ranks=self.ranks is not None)
+        if self.ranks is not None:
+            self.ranks.check_run("training", self.training.adam_moments, self.adapter, self.sampler)
         self.ahead.check_run(on_ranks=self.ranks is not None, refill=self.training.refill)
         if self.adapter is not None and self.training.freeze:
             raise ValueError(

@@ -3,7 +3,9 @@
 import heapq
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
+
+from proximo.models.adapters.lora import Lora
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,18 @@ class Ranks:
             )
         if self.timeout <= 0:
             raise ValueError(f"ranks.timeout is {self.timeout}: give a number of seconds above 0")
+
+    def check_run(self, section: str, moments: str, adapter: Lora | None = None, sampler: Any = None) -> None:
+        """Refuse what shards cannot be; ValueError. `section` of the config has the moments."""
+        if moments != "float32":
+            raise ValueError(
+                f"{section}.adam_moments is {moments!r}: with ranks they are float32 in shards; leave one out"
+            )
+        if adapter is not None and adapter.quantize_base is not None:
+            raise ValueError("ranks: a quantised base cannot be sharded: leave adapter.quantize_base out, or ranks")
+        if getattr(sampler, "keeps_older_weights", False):
+            kind = type(sampler).__name__
+            raise ValueError(f"sampler.type is {kind}, which keeps older weights, and ranks do not: leave one out")
 
 
 def deal(sizes: Mapping[int, int], ranks: int) -> list[list[int]]:

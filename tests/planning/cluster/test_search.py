@@ -100,6 +100,16 @@ def test_the_command_prints_a_table_or_json(capsys, tmp_path):
     assert found["best"]["1"]["token_ages"] == {"1": 1.0}
 
 
+def test_ranks_beyond_the_groups_of_an_update_are_not_planned_and_engines_hold_the_longest_request(capsys):
+    flags = ["--gpus", "64", "--staleness", "4", "--training.groups", "16", "--training.minibatches", "1", "--json"]
+    assert plan_command(["--model", "0.6B", "--gpu", "H100", *flags]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert {each["learners"] for each in found["points"]} == {8, 16}
+    shape = read_shape("8B")
+    assert smallest_engine(shape, 2, card("A100-40")).gpus == 1
+    assert smallest_engine(shape, 2, card("A100-40"), longest=200_000).gpus == 2
+
+
 def test_gpus_that_are_left_over_are_not_used(capsys):
     flags = ["--gpus", "20", "--engine-gpus", "8", "--staleness", "0", "--mean-tokens", "100"]
     assert plan_command(["--model", "0.6B", "--gpu", "H100", *flags]) == 0
@@ -126,6 +136,7 @@ def test_gpus_that_are_left_over_are_not_used(capsys):
         (["--gpus", "4", "--switch", "never"], "--switch never: give one of in_flight, between, aggregate"),
         (["--gpus", "4", "--timed-on", "H200"], "--timed-on says where a run was timed: give --from-run too"),
         (["--gpus", "4", "--staleness", "-1"], "staleness is -1: give 0 or more"),
+        (["--gpus", "4", "--staleness", "1,500"], "staleness is 500: give at most 64 steps"),
         (["--gpus", "4", "--from-run", "nowhere"], "nowhere is no run"),
         (["--gpus", "2", "--model", "14B"], "gpus is 2: with one engine of 1 the other 1 cannot hold the learner"),
     ],

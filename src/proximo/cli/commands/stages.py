@@ -115,7 +115,7 @@ def run_stage(
     config = config if ranks is None else with_ranks(config, ranks)
     path = folder_for(folder or None, command)
     if config.ranks is not None:
-        status = launched(config.ranks, [command, *given], None if folder else path, lambda: _follow(config))
+        status = launched(config.ranks, [command, *given], path, lambda: _follow(config), named=folder is not None)
         if status is not None:
             return status
     with taken(path, toml.dumps(config), allowed, POINTS, accept_lost=accept_lost) as attempt:

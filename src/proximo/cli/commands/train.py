@@ -88,7 +88,7 @@ def run(arguments: list[str]) -> int:
         return 0
     path = Path(folder) if folder else Path("runs") / f"{datetime.now():%Y%m%d-%H%M%S}"
     if config.ranks is not None:
-        status = launched(config.ranks, ["train", *given], None if folder else path, lambda: follow_run(config))
+        status = launched(config.ranks, ["train", *given], path, lambda: follow_run(config), named=folder is not None)
         if status is not None:
             return status
     return train_in(

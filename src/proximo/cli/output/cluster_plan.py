@@ -1,13 +1,14 @@
 """`proximo plan --gpus N`: its flags, its table and its page."""
 
 import json
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
 
 from rich.table import Table
 
-from proximo.cli.flags import read_number, refuse, take
+from proximo.cli.flags import read_number, refuse, say, take
 from proximo.cli.output.console import on_stdout
 from proximo.insight.folder import RunFolder
 from proximo.planning.cards import GIB, Card, card
@@ -19,7 +20,7 @@ from proximo.training.config import RunConfig
 
 CLUSTER_FLAGS = """flags for many GPUs:
   --gpus N              plan N GPUs: the best split between learner ranks and engines for each staleness
-  --staleness K,K,…     bounds that are simulated (default 0,1,2,4)
+  --staleness K,K,…     bounds that are simulated, up to 64 (default 0,1,2,4)
   --switch WHEN         when weights change: in_flight (the default), between (steps), or aggregate: in flight
                         without a hard bound, as other systems do
   --sigma X             tail of log-normal lengths with the mean --mean-tokens: the standard deviation of their
@@ -108,6 +109,7 @@ def run_cluster(
             staleness=asked.staleness,
             switch=asked.switch,
             timings=_timings(asked, lengths, prompt_tokens),
+            say=say if sys.stderr.isatty() else lambda line: None,
         )
         if asked.report is not None:
             asked.report.write_text(cluster_page(found), encoding="utf-8")
@@ -202,8 +204,7 @@ def _remarks(found: ClusterPlan) -> list[str]:
         f"fastest: staleness {best.staleness}, {best.ranks.number:,} learner ranks and {best.engines:,} engines of "
         f"{best.engine_gpus}, {best.seconds:,.1f} s a step; {best.used:.0%} of the GPUs' time is used"
         + (f"; {best.idle:,} GPUs are left over" if best.idle else ""),
-        "not counted in the bytes: a whole copy of the policy that each learner rank keeps, and the whole model in "
-        "float32 that it loads first",
+        "rank 0 also keeps the whole policy in its host's memory, to send and to save",
     ]
     if best.time.balance > 1.2:
         per_update = found.size.update_groups

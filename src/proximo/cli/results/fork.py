@@ -57,7 +57,7 @@ def run(arguments: list[str]) -> int:
         refuse(str(error))
     path = Path(folder) if folder else folder_of(parent, step, config.algorithm, text)
     if config.ranks is not None:
-        status = launched(config.ranks, ["fork", *given], None if folder else path, lambda: follow_run(config))
+        status = launched(config.ranks, ["fork", *given], path, lambda: follow_run(config), named=folder is not None)
         if status is not None:
             return status
     try:

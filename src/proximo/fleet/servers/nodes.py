@@ -4,6 +4,7 @@
 import logging
 from typing import Any
 
+from proximo.fleet.options import need_ray
 from proximo.fleet.servers.server import free_port
 
 ANSWER = 30.0
@@ -13,10 +14,9 @@ ANSWER = 30.0
 def connect(options: str, address: str, *, shows_output: bool) -> None:
     """Join the cluster at an address. ValueError where Ray is not installed or no cluster answers; `options` are those
     that named it, such as ranks. `shows_output`: whether what processes print on nodes is printed here."""
-    try:
-        import ray
-    except ImportError as error:
-        raise ValueError(f'{options}.cluster is "ray", which this Python lacks: pip install "proximo[ray]"') from error
+    need_ray(options)
+    import ray
+
     try:
         ray.init(address=address, ignore_reinit_error=True, log_to_driver=shows_output, logging_level=logging.WARNING)
     except ConnectionError as error:

@@ -4,11 +4,13 @@ Where the base was quantised there is a third file, which peft does not read: it
 """
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from proximo.models.adapters.lora import NAME, adapter_parameters, has_adapter, import_peft, inject
 from proximo.models.adapters.quantized import QUANTIZATIONS, Quantization, quantize, quantized_layers
@@ -86,7 +88,14 @@ def load_adapter(model: PreTrainedModel, folder: Path) -> None:
 @torch.no_grad()
 def read_adapter(model: PreTrainedModel, folder: Path) -> None:
     """Copy the numbers of a folder's adapter into that of the model; ValueError where it is of another shape."""
-    stored, known = load_file(folder / WEIGHTS), adapter_parameters(model)
+    known = adapter_parameters(model)
+    for name, tensor in adapter_tensors(known, folder).items():
+        known[name].copy_(tensor)
+
+
+def adapter_tensors(known: Mapping[str, Tensor], folder: Path) -> dict[str, Tensor]:
+    """The tensors of a folder's adapter; ValueError where they do not fit those of a model."""
+    stored = load_file(folder / WEIGHTS)
     if others := sorted(stored.keys() ^ known.keys()):
         raise ValueError(
             f"path {str(folder)!r}: {WEIGHTS} and the model differ in {others[0]} ({len(others)} names in all): "
@@ -98,7 +107,7 @@ def read_adapter(model: PreTrainedModel, folder: Path) -> None:
             raise ValueError(f"path {str(folder)!r}: {name} has the shape {shapes}: the adapter is of another model")
         if not stored[name].isfinite().all():
             raise ValueError(f"path {str(folder)!r}: NaN or infinity in {name}; fetch or save the adapter again")
-        parameter.copy_(stored[name])
+    return stored
 
 
 def _read(folder: Path) -> dict[str, Any]:

@@ -105,9 +105,10 @@ class Engine:
         return self.weights / PUSH_BANDWIDTH
 
 
-def smallest_engine(shape: Sizes, width: int, card: Card, per_node: int = 8) -> Engine:
-    """On the fewest GPUs, a power of two, that hold the weights and leave room for keys and values."""
+def smallest_engine(shape: Sizes, width: int, card: Card, per_node: int = 8, longest: int = 0) -> Engine:
+    """On the fewest GPUs, a power of two, that hold the weights and leave room for keys and values, at least those of
+    the longest request."""
     gpus = 1
-    while not Engine(shape, width, card, gpus, per_node).has_room:
+    while not (found := Engine(shape, width, card, gpus, per_node)).has_room or found.room < longest:
         gpus *= 2
-    return Engine(shape, width, card, gpus, per_node)
+    return found

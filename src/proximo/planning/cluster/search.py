@@ -1,7 +1,7 @@
 """The plan of a run on many GPUs: how to split them between learner ranks and engines, and what each split gives."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -23,6 +23,8 @@ RULES = {"in_flight": in_flight, "between": between, "aggregate": aggregate}
 """When weights change: under running requests, between steps, or under running requests without a hard bound."""
 SPLITS = 9
 """Splits that are tried at first; then those around the best."""
+MAX_STALENESS = 64
+"""Steps that engines may be ahead in a plan; the time of a simulation grows with them."""
 MEASURED = 4
 """Steps that are measured, after those in which the engines fill."""
 
@@ -159,8 +161,12 @@ def plan_cluster(
     switch: Switch = "in_flight",
     timings: Timings = PREDICTED,
     seed: int = 0,
+    say: Callable[[str], None] = lambda line: None,
 ) -> ClusterPlan:
-    """Simulate splits of the GPUs for each staleness. ValueError if no split holds the model."""
+    """Simulate splits of the GPUs for each staleness. ValueError if no split holds the model. `say` is told what is
+    being waited for."""
+    if max(staleness) > MAX_STALENESS:
+        raise ValueError(f"staleness is {max(staleness)}: give at most {MAX_STALENESS} steps")
     full, small = holdings(config, planned_dtype(config.dtype, cluster.card), compiled=config.compile)
     holding = full if config.adapter is None else small
     run = _Planner(config, holding, cluster, lengths, prompt_tokens, switch, timings, seed)
@@ -168,6 +174,7 @@ def plan_cluster(
     tails: dict[tuple[int, Lengths], Point] = {}
     choices = run.splits()
     for each in staleness:
+        say(f"simulating staleness {each}, {len(choices)} splits of {cluster.gpus:,} GPUs")
         for learners in choices:
             tried[each, learners] = run.point(learners, each)
         best = min((point for (k, _), point in tried.items() if k == each), key=lambda point: point.seconds)
@@ -207,14 +214,13 @@ class _Planner:
         self.config, self.holding, self.cluster, self.timings = config, holding, cluster, timings
         self.size = StepSize.of(config, prompt_tokens)
         self.lengths, self.rule, self.seed = lengths, RULES[switch], seed
-        width = holding.dtype.itemsize
+        width, longest = holding.dtype.itemsize, prompt_tokens + self.size.max_tokens
         if cluster.engine_gpus is None:
-            self.engine = smallest_engine(holding.shape, width, cluster.card, cluster.per_node)
+            self.engine = smallest_engine(holding.shape, width, cluster.card, cluster.per_node, longest)
         else:
             self.engine = Engine(holding.shape, width, cluster.card, cluster.engine_gpus, cluster.per_node)
         drawn = lengths.draw(self.size.groups, self.size.group_size, seed)
         self.one_step = [[int(each) for each in group] for group in drawn.tolist()]
-        longest = prompt_tokens + self.size.max_tokens
         self.slots = self.engine.slots(prompt_tokens + float(drawn.mean()), longest)
         if not self.slots:
             raise ValueError(
@@ -230,9 +236,12 @@ class _Planner:
         )
 
     def splits(self) -> list[int]:
-        """Learner ranks that are tried: evenly over all that leave an engine and hold the weights."""
+        """Learner ranks that are tried: evenly over all that leave an engine, hold the weights and have work, since
+        whole groups go to ranks."""
         unit, most = self.cluster.unit, self.cluster.gpus - self.engine.gpus
         possible = [ranks for ranks in range(unit, most + 1, unit) if self.ranks(ranks) is not None]
+        useful = [ranks for ranks in possible if ranks - unit < self.size.update_groups]
+        possible = useful or possible[:1]
         if not possible:
             everywhere = Ranks(max(most, 1), max(most, 1), self.cluster.per_node, self.cluster.network)
             needed = rank_memory(self.holding, self.size, self.cluster.card, everywhere).total

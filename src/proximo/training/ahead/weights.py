@@ -8,9 +8,10 @@ from torch import Tensor, nn
 
 from proximo.models.adapters.lora import merged_weights
 from proximo.samplers import SampledPolicy, Snapshot
+from proximo.samplers.partial import WholeModel
 
 
-class PolicyCopy:
+class PolicyCopy(WholeModel):
     """A second module of a policy's, for samplers: it has the weights of the snapshot that was loaded last.
 
     A snapshot holds the weights that are trained; the others are those of the start.

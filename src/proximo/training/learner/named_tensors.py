@@ -105,6 +105,15 @@ def _name(names: Sequence[str], number: int) -> str:
 @torch.no_grad()
 def copy_named(targets: Mapping[str, Tensor], stored: Mapping[str, Tensor], what: str) -> None:
     """Copy tensors into others of the same names; ValueError, with what differs, where they are not the same."""
+    check_named(targets, stored, what)
+    for name, target in targets.items():
+        target.copy_(stored[name])
+
+
+def check_named(
+    targets: Mapping[str, Tensor], stored: Mapping[str, Tensor], what: str, *, any_dtype: bool = False
+) -> None:
+    """ValueError, with what differs, where tensors are not those of a checkpoint."""
     if others := sorted(targets.keys() ^ stored.keys()):
         more = f" and {len(others) - 3} more" if len(others) > 3 else ""
         raise ValueError(
@@ -113,9 +122,8 @@ def copy_named(targets: Mapping[str, Tensor], stored: Mapping[str, Tensor], what
         )
     for name, target in targets.items():
         known = stored[name]
-        if known.shape != target.shape or known.dtype != target.dtype:
+        if known.shape != target.shape or (known.dtype != target.dtype and not any_dtype):
             raise ValueError(
                 f"{what}, {name}: {tuple(known.shape)} {known.dtype} in the checkpoint, "
                 f"{tuple(target.shape)} {target.dtype} in this run"
             )
-        target.copy_(known)

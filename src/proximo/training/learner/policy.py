@@ -14,6 +14,8 @@ from torch import Tensor, nn
 from proximo.models import Scores, frozen_copy, load_model
 from proximo.models.model_types import PreTrainedModel
 from proximo.models.values import ValueModel
+from proximo.samplers import SampledPolicy
+from proximo.samplers.partial import WholeModel
 from proximo.tensor_types import Float
 from proximo.training.config import TrainingOptions
 from proximo.training.learner.freezing import freeze
@@ -28,20 +30,11 @@ VALUE_NAMES = "value/"
 Tensors = dict[str, dict[str, Tensor]]
 
 
-class Policy(Protocol):
-    """Weights that can be evaluated, trained, saved, and compared with a reference."""
+class Policy(SampledPolicy, Protocol):
+    """Weights that can be sampled from, evaluated, trained, saved, and compared with a reference."""
 
     version: int
     """Updates applied so far."""
-
-    @property
-    def model(self) -> PreTrainedModel:
-        """The model that samplers decode with and value models read."""
-        ...
-
-    def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Name and value of every weight, as a plain model of the same class has them; for samplers with a copy."""
-        ...
 
     def start(self, options: TrainingOptions, value: ValueModel | None, *, needs_reference: bool) -> None:
         """Called once, by the learner: set up the optimizer, with the value model's parameters, and the reference."""
@@ -136,7 +129,7 @@ class Policy(Protocol):
         ...
 
 
-class PlainPolicy:
+class PlainPolicy(WholeModel):
     """A whole model in memory; the reference is a second one.
 
     Example: Learner(PlainPolicy(model), GRPO, TrainingOptions(), temperature=1.0, seed=0)

@@ -32,7 +32,7 @@ from proximo.training.offline.reference import (
     write_reference,
 )
 from proximo.training.offline.snapshots import once
-from proximo.training.offline.stage_model import HoldsStages, StageModel, check_ranks, stage_model, stored_dtype
+from proximo.training.offline.stage_model import HoldsStages, StageModel, check_ranks, loading_place, stage_model
 from proximo.training.ranks import Ranks
 from proximo.training.runfolder.resume import Attempt
 
@@ -135,8 +135,8 @@ def _dtype(config: DpoConfig) -> torch.dtype:
 def _loaded(config: DpoConfig, path: str, ranks: HoldsStages | None) -> PreTrainedModel:
     """A whole model; only the one that is trained may be quantised."""
     quantization = None if config.adapter is None or path != resolve(config.model) else config.adapter.quantize_base
-    dtype = stored_dtype(_dtype(config), ranks)
-    model = load_model(path, device=pick_device(config.device), dtype=dtype, quantization=quantization)
+    dtype, place = None if ranks else _dtype(config), loading_place(pick_device(config.device), ranks)
+    model = load_model(path, device=place, dtype=dtype, quantization=quantization)
     allow_compiling(model, config.compile)
     return model
 

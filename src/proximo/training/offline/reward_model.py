@@ -21,7 +21,7 @@ from proximo.tensor_types import Float
 from proximo.training.offline.encoding import Encoded, EncodedRows, prepare, to_rows
 from proximo.training.offline.fitting import FitOptions, Fitted, fit_attempt
 from proximo.training.offline.snapshots import once
-from proximo.training.offline.stage_model import HoldsStages, StageModel, check_ranks, stage_model, stored_dtype
+from proximo.training.offline.stage_model import HoldsStages, StageModel, check_ranks, loading_place, stage_model
 from proximo.training.ranks import Ranks
 from proximo.training.runfolder.resume import Attempt
 
@@ -91,7 +91,8 @@ def open_model(config: RewardModelConfig, ranks: HoldsStages | None) -> tuple[Pr
     """The model that is trained, and how it is held."""
     path, device = resolve(config.model), pick_device(config.device)
     dtype = pick_dtype(config.dtype, device)
-    model = load_reward_model(path, device=device, dtype=stored_dtype(dtype, ranks), seed=config.seed)
+    held = dtype if ranks is None else torch.float32  # a new head is drawn in it
+    model = load_reward_model(path, device=loading_place(device, ranks), dtype=held, seed=config.seed)
     allow_compiling(model, config.compile)
     return model, stage_model(model, config.fit, config.seed, dtype, ranks)
 

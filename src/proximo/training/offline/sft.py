@@ -35,7 +35,7 @@ from proximo.tensor_types import Float
 from proximo.training.offline.encoding import Encoded, EncodedRows, Prepared, encode, prepare, to_rows
 from proximo.training.offline.fitting import FitOptions, Fitted, fit_attempt
 from proximo.training.offline.snapshots import once
-from proximo.training.offline.stage_model import HoldsStages, StageModel, check_ranks, stage_model, stored_dtype
+from proximo.training.offline.stage_model import HoldsStages, StageModel, check_ranks, loading_place, stage_model
 from proximo.training.ranks import Ranks
 from proximo.training.runfolder.resume import Attempt
 
@@ -128,12 +128,14 @@ def open_model(config: SftConfig, ranks: HoldsStages | None) -> tuple[PreTrained
     quantization = None if base is None or config.adapter is None else config.adapter.quantize_base
     check_quantization(quantization, device)
     dtype = pick_dtype(config.dtype, device)
-    model = tiny_model(seed=config.seed) if path is None else load_model(path)
+    held = torch.float32 if ranks is None else None  # of shards, as the files have it
+    model = tiny_model(seed=config.seed) if path is None else load_model(path, dtype=held)
     allow_compiling(model, config.compile)
-    model = with_precision(model, stored_dtype(dtype, ranks))
+    if ranks is None:
+        model = with_precision(model, dtype)
     if quantization is not None:
         quantize(model, quantization, device)
-    model.to(device=device)  # pyright: ignore[reportCallIssue]
+    model.to(device=loading_place(device, ranks))  # pyright: ignore[reportCallIssue]
     if config.adapter is not None and base is not None:
         add_lora(model, config.adapter, base=base, seed=config.seed)
     return model, stage_model(model, config.fit, config.seed, dtype, ranks)

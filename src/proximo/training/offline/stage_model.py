@@ -217,16 +217,12 @@ def stage_model(
     return WholeStageModel(model, options, seed) if ranks is None else ranks.hold_stage(model, options, seed, dtype)
 
 
-def stored_dtype(dtype: torch.dtype, ranks: HoldsStages | None) -> torch.dtype:
-    """What a model's weights are loaded in: shards are float32, and only their passes are in `dtype`."""
-    return dtype if ranks is None else torch.float32
+def loading_place(device: str, ranks: HoldsStages | None) -> str:
+    """The device that a model is loaded on. Of one that is to be in shards no device ever holds the whole."""
+    return device if ranks is None else "cpu"
 
 
 def check_ranks(ranks: Ranks | None, moments: Moments, adapter: Lora | None = None) -> None:
     """Refuse what shards cannot be; ValueError."""
-    if ranks is None:
-        return
-    if moments != "float32":
-        raise ValueError(f"fit.adam_moments is {moments!r}: with ranks they are float32 in shards; leave one out")
-    if adapter is not None and adapter.quantize_base is not None:
-        raise ValueError("ranks: a quantised base cannot be sharded: leave adapter.quantize_base out, or ranks")
+    if ranks is not None:
+        ranks.check_run("fit", moments, adapter)

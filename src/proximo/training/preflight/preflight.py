@@ -8,6 +8,7 @@ import torch
 
 from proximo.algorithms import Algorithm
 from proximo.environments import played
+from proximo.fleet.options import need_ray
 from proximo.maths.pieces.traits import AdvantageTraits, GateTraits
 from proximo.models import load_tokenizer, pick_device
 from proximo.models.adapters.lora import target_names
@@ -21,6 +22,7 @@ from proximo.models.shipped import resolve
 from proximo.models.values import OwnModel, check_form
 from proximo.rewards.grading import grading
 from proximo.rewards.protocol import Checks
+from proximo.samplers import CheckedFactory
 from proximo.tasks.sources.mixture import data_remarks
 from proximo.training.config import EvaluationOptions, RunConfig
 from proximo.training.learner.experts import balance_for, check_replay
@@ -45,6 +47,8 @@ class Preflight:
     tokenizer: PreTrainedTokenizerBase
     left_out: list[str]
     """Rows of the data that are skipped, with the reason."""
+    remarks: list[str]
+    """What the run will wait for."""
 
 
 def preflight(config: RunConfig) -> Preflight:
@@ -68,14 +72,19 @@ def preflight(config: RunConfig) -> Preflight:
     _check_models(config, path, tokenizer)
     if config.adapter is not None:
         check_quantization(config.adapter.quantize_base, device)
-    return Preflight(path, device, tokenizer, check_prompts(config, path, tokenizer))
+    if config.ranks is not None and config.ranks.cluster == "ray":
+        need_ray("ranks")
+    if config.workers is not None:
+        need_ray("workers")
+    remarks = config.sampler.check() if isinstance(config.sampler, CheckedFactory) else []
+    return Preflight(path, device, tokenizer, check_prompts(config, path, tokenizer), remarks)
 
 
 def rehearse(config: RunConfig) -> list[str]:
     """Do everything a run does before it loads weights, including the grader's calibration. Returns the rows it would
     skip and remarks on the grader."""
     found = preflight(config)
-    rows = [*data_remarks(config.task), *skipped_line(found.left_out)]
+    rows = [*data_remarks(config.task), *skipped_line(found.left_out), *found.remarks]
     if config.rewards.models:
         return rows  # the models' weights would be loaded before the grader is calibrated
     with grading() as active:

@@ -50,7 +50,7 @@ class Run:
         checked = preflight(config)
         self.tokenizer: PreTrainedTokenizerBase = checked.tokenizer
         self.spelling = Spelling(self.tokenizer)
-        self.left_out = checked.left_out
+        self.left_out, self.waits_for = checked.left_out, checked.remarks
         self.task_played = played(config.task, config.environment, self.tokenizer)
         """The config's task with what its environment makes of it, before rewards are mixed."""
         self.task: Task = judged(

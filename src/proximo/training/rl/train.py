@@ -96,9 +96,10 @@ def _begun(run: Run) -> RunState:
         run.progress.warned(0, line)
     for line in skipped_line(run.left_out):
         run.progress.warned(0, line)
-    for remark in run.remarks:
-        run.log.event(0, "calibration", remark)
-        run.progress.warned(0, remark)
+    for kind, remarks in (("calibration", run.remarks), ("waiting", run.waits_for)):
+        for remark in remarks:
+            run.log.event(0, kind, remark)
+            run.progress.warned(0, remark)
     before, answers = _evaluated(run, 0)
     before.value(run.config.evaluation.metric)  # refuses an unknown one before the first step
     _note(run, 0, before)

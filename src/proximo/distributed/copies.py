@@ -1,0 +1,56 @@
+"""The whole copy of a sharded model: what samplers decode with, engines are sent, and checkpoints hold."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from proximo.distributed.following import Crew
+from proximo.distributed.sharding import refill
+from proximo.models.adapters.files import save_model
+from proximo.models.adapters.lora import merged_weights
+from proximo.models.loading import converted_copy
+from proximo.models.model_types import PreTrainedModel
+
+
+class WholeCopy:
+    """On each rank: the copy of a model, if this rank has one. Rank 0 asks for it.
+
+    Where ranks sample, each has one on its device. Where something else does, rank 0 alone has one, in the host's
+    memory: a model that is too large for one device can be sent and saved from there.
+    """
+
+    def __init__(self, model: PreTrainedModel, dtype: torch.dtype, crew: Crew, *, on_device: bool) -> None:
+        """`model` is whole still, and in shards when the copy is filled again."""
+        place = crew.mesh.device if on_device else torch.device("cpu")
+        self._crew, self._sharded = crew, model
+        self.kept = converted_copy(model, dtype, place) if on_device or crew.mesh.rank == 0 else None
+        if self.kept is not None and place != crew.mesh.device:
+            for each in self.kept.parameters():
+                each.data = each.data.pin_memory()  # a GPU copies into pageable memory several times as slowly
+        self.is_old = False
+        """Whether the shards have changed since it was filled."""
+        crew.add(refill=self._refill_here)
+
+    @property
+    def model(self) -> PreTrainedModel:
+        assert self.kept is not None, "only rank 0 has one"
+        return self.kept
+
+    def refresh(self) -> None:
+        """Bring it up to date on every rank, if the shards have changed."""
+        if self.is_old:
+            self._crew.tell("refill")
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        self.refresh()
+        return merged_weights(self.model)
+
+    def save(self, folder: Path) -> None:
+        self.refresh()
+        save_model(self.model, folder)
+
+    def _refill_here(self) -> None:
+        refill(self.kept, self._sharded)
+        self.is_old = False
