@@ -134,7 +134,7 @@ def test_ranks_hold_less_each_and_need_no_copy_where_engines_sample():
             sizes[ranks, name] = _fit_on_ranks(config, Ranks(ranks), card, 512).peak
     weights = 2 * read_shape("8B").parameters
     for ranks in (2, 8):
-        assert sizes[ranks, "own"] > sizes[ranks, "engines"] + weights
+        assert sizes[ranks, "own"] > sizes[ranks, "engines"]
     assert sizes[8, "engines"] < sizes[2, "engines"] - 6 * weights / 2
     small = _fit_on_ranks(RunConfig(model="8B"), Ranks(2), replace(card, memory=80.0), 512)
     assert not small.fits

@@ -9,7 +9,7 @@ from proximo.algorithms import GRPO
 from proximo.planning.cards import card
 from proximo.planning.holdings import Holding, holdings
 from proximo.planning.memory import StepSize
-from proximo.planning.ranks import Ranks, balance, rank_memory, rank_time
+from proximo.planning.ranks import Ranks, balance, rank_memory, rank_time, sampling_rank_memory
 from proximo.training.config import RunConfig, TrainingOptions
 
 H100 = card("H100")
@@ -34,6 +34,8 @@ def test_bytes_of_8_b_on_8_ranks(holding):
 
 
 def test_one_rank_gathers_nothing_and_copies_do_not_shard_further(holding):
+    engines, own = (each(holding, SIZE, H100, Ranks(8, 8)) for each in (rank_memory, sampling_rank_memory))
+    assert own.held == engines.shards + engines.gathered + engines.root + 2 * parameters  # and the copy that samples
     alone = rank_memory(holding, SIZE, H100, Ranks(1, 1))
     assert (alone.gathered, alone.root) == (0, 0)
     assert not alone.fits
