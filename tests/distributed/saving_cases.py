@@ -46,7 +46,7 @@ def main(name: str, source: str, target: Path, *, elsewhere: bool) -> None:
     torch.set_num_threads(1)
     mesh = Mesh.join(device="cpu", timeout=60.0)
     crew = Crew(mesh)
-    learner = build(CASES[name], lambda policy: ShardedPolicy(policy, crew, copy_on_device=not elsewhere))
+    learner = build(CASES[name], lambda policy: ShardedPolicy(policy, crew, copy="host" if elsewhere else "every rank"))
     policy = learner.policy
     assert isinstance(policy, ShardedPolicy)
     assert (policy.copy.kept is None) == (elsewhere and mesh.rank > 0)

@@ -76,13 +76,16 @@ def test_a_manifest_for_kubernetes_is_whole():
 
 
 def test_a_manifest_for_kuberay_is_whole():
-    """By the names that KubeRay's v1 has for its fields; what the head runs is read by a shell."""
+    """By the names that KubeRay's v1 has for its fields."""
     [job] = yaml.safe_load_all(kuberay(JOB, image="registry/proximo", claim="data", folder="/my data", ray="2.55.0"))
     assert (job["apiVersion"], job["kind"], job["metadata"]["name"]) == ("ray.io/v1", "RayJob", JOB.name)
     spec = job["spec"]
     assert (spec["shutdownAfterJobFinishes"], spec["backoffLimit"], spec["activeDeadlineSeconds"]) == (True, 3, 5400)
-    entry = ["cd", "/my data", "&&", "OMP_NUM_THREADS=1", "proximo", "train", JOB.config, "--ranks", "32", "--run"]
-    assert shlex.split(spec["entrypoint"]) == [*entry, JOB.run, "--ranks.cluster", "ray"]
+    # As KubeRay has a shell submit it, with a stand-in for Ray, which quotes what it is given and has a shell run it.
+    entry = ["env", "-C", "/my data", "OMP_NUM_THREADS=1", "proximo", "train", JOB.config, "--ranks", "32", "--run"]
+    submit = f"python3 -c 'import subprocess, sys; print(subprocess.list2cmdline(sys.argv[1:]))' {spec['entrypoint']} ;"
+    submitted = subprocess.run(["/bin/bash", "-c", submit], capture_output=True, text=True, check=True).stdout
+    assert shlex.split(submitted) == [*entry, JOB.run, "--ranks.cluster", "ray"]
     cluster = spec["rayClusterSpec"]
     assert cluster["rayVersion"] == "2.55.0"
     head, [workers] = cluster["headGroupSpec"], cluster["workerGroupSpecs"]

@@ -2,7 +2,6 @@
 
 import re
 import sys
-from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -136,9 +135,35 @@ def test_ranks_hold_less_each_and_need_no_copy_where_engines_sample():
     for ranks in (2, 8):
         assert sizes[ranks, "own"] > sizes[ranks, "engines"]
     assert sizes[8, "engines"] < sizes[2, "engines"] - 6 * weights / 2
-    small = _fit_on_ranks(RunConfig(model="8B"), Ranks(2), replace(card, memory=80.0), 512)
+
+
+@pytest.mark.parametrize(
+    ("memory", "ranks", "engines", "said"),
+    [
+        (80.0, Ranks(2), False, "GiB on each; it fits on 4 with ranks.shard = 0"),
+        (80.0, Ranks(64, shard=1), False, "GiB on each; it fits on 64 with ranks.shard = 0"),
+        (12.0, Ranks(2), False, "more ranks do not help, since each has a whole copy to sample with: use engines"),
+        (12.0, Ranks(2), True, "GiB on each; it fits on 32 with ranks.shard = 0"),
+    ],
+)
+def test_what_does_not_fit_is_told_what_would(memory, ranks, engines, said):
+    card = Card("any", memory=memory, bandwidth=1e12, arithmetic=1e14)
+    sampler = Fleet() if engines else Embedded()
+    small = _fit_on_ranks(RunConfig(model="8B", sampler=sampler), ranks, card, 512)
     assert not small.fits
-    assert small.lines[0].startswith("does not fit on 2 ranks with weights in 2 shards: predicted peak ")
+    assert small.lines[0].startswith(f"does not fit on {ranks.processes} ranks with ")
+    assert said in small.lines[0]
+
+
+def test_what_rank_0_has_alone_is_not_in_shards():
+    card = Card("any", memory=1000.0, bandwidth=1e12, arithmetic=1e14)
+    peaks = {}
+    for teacher in (None, "14B"):
+        config = RunConfig(model="0.6B", sampler=Fleet(), teacher=teacher)
+        found = _fit_on_ranks(config, Ranks(8), card, 512)
+        peaks[teacher] = found.peak
+    assert peaks["14B"] - peaks[None] >= 2 * read_shape("14B").parameters
+    assert "on rank 0" in found.lines[0]
 
 
 @pytest.mark.parametrize(

@@ -60,6 +60,17 @@ def test_trained_weights_are_held_in_float32_and_frozen_ones_as_they_compute(mes
     assert policy.logprobs(*rows).isfinite().all()
 
 
+def test_an_adapter_is_trained_behind_a_first_pass_without_it(mesh):
+    """The reference's, as after a resume: what shards the model looks at the first pass for what is trained."""
+    batch = assemble(make_groups(2, seed=0), [], build(CASES["lora"], lambda policy: policy), 24).batch
+    learner = build(CASES["lora"], lambda policy: ShardedPolicy(policy, Crew(mesh), torch.bfloat16))
+    learner.policy.reference_logprobs(learner.passes, batch)
+    learner.start_step()
+    learner.set_learning_rate(0)
+    [update] = learner.updates(batch)
+    assert update is not None
+
+
 def test_one_shard_is_gathered_once_for_all_passes_of_an_update(mesh, monkeypatch):
     """There is nothing to save by giving it back between passes, and torch would copy every weight before each."""
     gathered, plain = Counter[int](), FSDPParam.to_unsharded

@@ -50,7 +50,8 @@ class SmallPolicy:
         return self.model.device
 
     def logprobs(self, prompts: Sequence[Sequence[int]], tokens: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
-        return logprobs_of(self.model, prompts, tokens, lengths)
+        with torch.no_grad():
+            return logprobs_of(self.model, prompts, tokens, lengths)
 
 
 @dataclass

@@ -6,11 +6,13 @@ import pytest
 import torch
 
 from proximo.fleet.building import build_fleet
+from proximo.fleet.embedded import EmbeddedEngine
 from proximo.fleet.engine import Draw, EngineLost
 from proximo.fleet.options import Fleet
 from proximo.fleet.probe import Probe
 from proximo.fleet.servers.adapters import AdapterFolder, base_weights, pushed_rank
 from proximo.fleet.servers.command import server_arguments
+from proximo.fleet.sync import Folder
 from proximo.fleet.vllm import VllmEngine
 from proximo.models.adapters.lora import Lora, add_lora, merged_weights
 from proximo.samplers import SamplingOptions
@@ -45,6 +47,16 @@ def test_engines_start_with_what_is_under_the_adapter():
     assert arguments[arguments.index("--max-lora-rank") + 1] == "8"
     assert "--weight-transfer-config" not in arguments
     assert "--enable-lora" not in server_arguments("m", **flags, adapter_rank=0, returns_routes=False)
+
+
+def test_an_engine_of_this_process_takes_weights_with_the_adapter_added(tmp_path):
+    policy, sync = AdaptedPolicy(), Folder(tmp_path)
+    engine = EmbeddedEngine("engine-0", policy.model, policy.tokenizer)
+    nudge(policy.model, 1, only="lora_")
+    probe = Probe(policy.model, 16)
+    assert not probe.passes(probe.compare(policy, probe.ask(engine, 0)))
+    assert sync.push([engine], policy.weights, 1, 60.0) == {}
+    assert probe.passes(probe.compare(policy, probe.ask(engine, 1)))
 
 
 def test_what_cannot_be_pushed_is_refused(tmp_path):

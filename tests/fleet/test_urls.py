@@ -80,8 +80,13 @@ def test_a_server_that_never_comes_is_waited_for_once_and_named_with_its_remedy(
 
 
 @pytest.mark.parametrize(("ranks", "index", "shown"), [(1, 0, "1"), (1, 2, "0"), (2, 0, "2"), (2, 1, "2")])
-def test_an_engine_gets_a_gpu_that_no_rank_of_this_machine_has(monkeypatch, ranks, index, shown):
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(ranks))
+@pytest.mark.parametrize("counted", ["LOCAL_WORLD_SIZE", "SLURM_NTASKS_PER_NODE", "WORLD_SIZE"])
+def test_an_engine_gets_a_gpu_that_no_rank_of_this_machine_has(monkeypatch, ranks, index, shown, counted):
+    for name in ("LOCAL_WORLD_SIZE", "SLURM_NTASKS_PER_NODE", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    if ranks > 1:
+        monkeypatch.setenv("WORLD_SIZE", "8")
+        monkeypatch.setenv(counted, str(ranks))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2")
     policy: Any = SimpleNamespace(device=torch.device("cuda", index))
     assert _places(Fleet(), policy) == [{"CUDA_VISIBLE_DEVICES": shown}]

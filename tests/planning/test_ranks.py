@@ -34,7 +34,8 @@ def test_bytes_of_8_b_on_8_ranks(holding):
 
 
 def test_one_rank_gathers_nothing_and_copies_do_not_shard_further(holding):
-    engines, own = (each(holding, SIZE, H100, Ranks(8, 8)) for each in (rank_memory, sampling_rank_memory))
+    engines = rank_memory(holding, SIZE, H100, Ranks(8, 8))
+    own = sampling_rank_memory(holding, SIZE, H100, Ranks(8, 8))
     assert (
         own.held == engines.shards + engines.gathered + engines.root + 2 * holding.shape.parameters
     )  # and the copy that samples

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from proximo.distributed.copies import CopyPlace
 from proximo.distributed.following import Crew
 from proximo.distributed.launching import GROUP_FAILED, is_launched, own_rank
 from proximo.distributed.mesh import Mesh
@@ -107,16 +108,22 @@ class OnRanks:
         self._crew = crew
 
     def hold(self, policy: PlainPolicy, dtype: torch.dtype, factory: Any) -> Policy:
-        on_device = not getattr(factory, "reads_weights_only", False)
-        self._policy = ShardedPolicy(policy, self._crew, dtype, copy_on_device=on_device)
+        copy: CopyPlace = "host" if getattr(factory, "reads_weights_only", False) else "rank 0"
+        if getattr(factory, "on_every_rank", False):
+            copy = "every rank"
+        self._policy = ShardedPolicy(policy, self._crew, dtype, copy=copy)
         return self._policy
+
+    @property
+    def conducts(self) -> bool:
+        return self._crew.mesh.rank == 0
 
     def samplers(
         self, factory: Any, tokenizer: PreTrainedTokenizerBase, *, slots: int, record_routes: bool
     ) -> RunSamplers:
         """Those of this process. A sampler that does not run on every rank is rank 0's alone."""
         spread = getattr(factory, "on_every_rank", False)
-        if not spread and self._crew.mesh.rank:
+        if not spread and not self.conducts:
             return RunSamplers(NoSampler(), NoSampler(), drop=lambda step, key: None)
         copied = CopiedPolicy(self._policy)
         built = build_samplers(factory, copied, tokenizer, slots=slots, record_routes=record_routes)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -13,22 +14,26 @@ from proximo.models.adapters.lora import merged_weights
 from proximo.models.loading import converted_copy
 from proximo.models.model_types import PreTrainedModel
 
+CopyPlace = Literal["every rank", "rank 0", "host"]
+"""Where a copy is: on the device of every rank, which samples with it, on that of rank 0, or in the memory of rank 0's
+host."""
+
 
 class WholeCopy:
     """On each rank: the copy of a model, if this rank has one. Rank 0 asks for it.
 
-    Where ranks sample, each has one on its device. Where something else does, rank 0 alone has one, in the host's
-    memory: a model that is too large for one device can be sent and saved from there.
+    A model that is too large for one device can be sent and saved from a copy in the host's memory.
     """
 
-    def __init__(self, model: PreTrainedModel, dtype: torch.dtype, crew: Crew, *, on_device: bool) -> None:
+    def __init__(self, model: PreTrainedModel, dtype: torch.dtype, crew: Crew, where: CopyPlace) -> None:
         """`model` is whole still, and in shards when the copy is filled again."""
-        place = crew.mesh.device if on_device else torch.device("cpu")
+        device = crew.mesh.device
+        place = torch.device("cpu") if where == "host" else device
         self._crew, self._sharded = crew, model
-        self.kept = converted_copy(model, dtype, place) if on_device or crew.mesh.rank == 0 else None
-        if self.kept is not None and place != crew.mesh.device:
-            for each in self.kept.parameters():
-                each.data = each.data.pin_memory()  # a GPU copies into pageable memory several times as slowly
+        is_kept = where == "every rank" or crew.mesh.rank == 0
+        self.kept = converted_copy(model, dtype, place) if is_kept else None
+        if self.kept is not None and device.type == "cuda" and place.type == "cpu":
+            _pin(self.kept)
         self.is_old = False
         """Whether the shards have changed since it was filled."""
         crew.add(refill=self._refill_here)
@@ -54,3 +59,11 @@ class WholeCopy:
     def _refill_here(self) -> None:
         refill(self.kept, self._sharded)
         self.is_old = False
+
+
+def _pin(model: PreTrainedModel) -> None:
+    """Pin the memory of a model on the host where it is: a GPU copies into other memory several times as slowly, and
+    torch's own pinned memory comes in powers of two. Where the system allows no more, it stays as it is."""
+    runtime: Any = torch.cuda.cudart()
+    for each in model.parameters():
+        runtime.cudaHostRegister(each.data_ptr(), each.nbytes, 0)

@@ -141,9 +141,8 @@ def kuberay(job: Job, *, image: str, claim: str, folder: str = "/work", ray: str
 
     `ray` is the image's version of Ray; the rest is as for `kubernetes`.
     """
-    command = ["proximo", *job.training, "--ranks.cluster", "ray"]
-    # Its command line is how a Ray job is told of the folder.
-    entry = f"cd {shlex.quote(folder)} && OMP_NUM_THREADS=1 {shlex.join(command)}"
+    # One command without a shell's operators: KubeRay puts it behind `ray job submit --`, for a shell to read.
+    entry = ["env", "-C", folder, "OMP_NUM_THREADS=1", "proximo", *job.training, "--ranks.cluster", "ray"]
     head = {
         "rayStartParams": {"num-cpus": "0", "dashboard-host": "0.0.0.0"},
         "template": {"spec": _pod(image, claim, folder, {"cpu": "2", "memory": "8Gi"})},
@@ -159,7 +158,7 @@ def kuberay(job: Job, *, image: str, claim: str, folder: str = "/work", ray: str
         "kind": "RayJob",
         "metadata": {"name": job.name},
         "spec": {
-            "entrypoint": entry,
+            "entrypoint": shlex.join(entry),
             "shutdownAfterJobFinishes": True,
             "backoffLimit": RESTARTS,
             "activeDeadlineSeconds": int(3600 * job.hours),

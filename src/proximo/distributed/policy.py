@@ -13,13 +13,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from proximo.distributed.copies import WholeCopy
+from proximo.distributed.copies import CopyPlace, WholeCopy
 from proximo.distributed.fitting import planned, starting_smaller
 from proximo.distributed.following import Crew
 from proximo.distributed.saving import check_written, restore, write_shards
 from proximo.distributed.sharding import HALVES, Root, check_shardable, local, reshard, shard, whole
 from proximo.distributed.shares import Share, batch_shares, on_cpu, update_shares
 from proximo.models import Scores, free_bytes
+from proximo.models.loading import sharing_copy
 from proximo.models.model_types import PreTrainedModel
 from proximo.models.values import HeadOnOwnModel, ValueModel
 from proximo.samplers.partial import evaluating, logprobs_of
@@ -44,14 +45,14 @@ class ShardedPolicy:
     """
 
     def __init__(
-        self, inner: PlainPolicy, crew: Crew, dtype: torch.dtype = torch.float32, *, copy_on_device: bool = True
+        self, inner: PlainPolicy, crew: Crew, dtype: torch.dtype = torch.float32, *, copy: CopyPlace = "every rank"
     ) -> None:
         """`inner` has a whole model, on a CPU or the rank's device, which `start` shards; its passes compute in
-        `dtype`. `copy_on_device`: see `WholeCopy`."""
+        `dtype`. `copy`: see `WholeCopy`."""
         check_shardable(inner.model)
         self._inner, self._crew, self._dtype = inner, crew, dtype
         self.version = 0
-        self.copy = WholeCopy(inner.model, dtype, crew, on_device=copy_on_device)
+        self.copy = WholeCopy(inner.model, dtype, crew, copy)
         """To sample with and to save."""
         self._runs: dict[Job, Callable[[Passes, Any], Any]] = {}
         crew.add(
@@ -75,7 +76,7 @@ class ShardedPolicy:
         assert options.adam_moments == "float32", "Ranks.check_run refuses others"
         if value is not None and not isinstance(value, nn.Module):
             raise ValueError(f"value.form builds a {type(value).__name__}: with ranks it must be a torch module")
-        self._inner.set_up(options, needs_reference=needs_reference)
+        self._inner.set_up(options, needs_reference=needs_reference, copied=sharing_copy)  # shards are new tensors
         mesh, model, reference = self._crew.mesh, self._inner.model, self._inner.reference
         self._value = value
         self._models = [model, *([value.model] if isinstance(value, HeadOnOwnModel) else [])]

@@ -77,7 +77,8 @@ def shard(model: PreTrainedModel, mesh: Mesh, dtype: torch.dtype, value: nn.Modu
         for each in _layers_of(value):
             fully_shard(_held(each, dtype), mesh=mesh.devices, mp_policy=narrow)
         if (head := dict(value.named_children()).get("head")) is not None:
-            fully_shard(head, mesh=mesh.devices)  # in float32: half a digit of a value is not enough to learn from
+            # In float32: half a digit of a value is not enough to learn from.
+            fully_shard(_held(head, torch.float32), mesh=mesh.devices)
     # Of one shard nothing is saved by giving back what was gathered, and gathering it again costs time. An adapter is
     # switched off and on between passes, which torch must see on the shards.
     keeps = mesh.shard_size == 1 and not has_adapter(model)

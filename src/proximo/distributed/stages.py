@@ -49,7 +49,7 @@ class ShardedStageModel:
         check_shardable(model)
         self._crew, self._options, self._dtype = crew, options, dtype
         # Rank 0 keeps a whole model on the CPU, which is filled when it is saved.
-        self._copy = WholeCopy(model, dtype, crew, on_device=False)
+        self._copy = WholeCopy(model, dtype, crew, "host")
         self._root = shard(model, crew.mesh, dtype)
         self._inner = WholeStageModel(model, options, seed)
         self._stage: SplitStage | None = None

@@ -126,7 +126,9 @@ def on_processes(
         raise ValueError(f"run is {str(folder)!r}, which is not empty, and resume is False: choose another folder")
     from proximo.distributed.launching import command_of, launch
     from proximo.distributed.on_ray import starting
+    from proximo.door.folders import check_free
 
+    check_free(folder)
     arguments = [each for field in allow_change for each in ("--allow-change", field)]
     arguments += [*(["--accept-lost-rows"] if accept_lost else []), *(["--track", *track] if track else [])]
     folder.parent.mkdir(parents=True, exist_ok=True)

@@ -50,6 +50,8 @@ def plan(
     return make_plan(config, chosen, prompt_tokens=prompt_tokens, mean_tokens=mean_tokens)
 
 
+MORE_RANKS = (2, 4, 8, 16, 32, 64, 128, 256)
+"""Numbers of ranks that are tried where a run does not fit."""
 PASSES = (8192, 4096, 2048, 1024, 512)
 """Tokens per pass that are tried where the usual ones do not fit."""
 
@@ -94,22 +96,33 @@ def fit_here(config: RunConfig, held: MemoryEstimate) -> Fit:
 def _fit_on_ranks(config: RunConfig, ranks: Ranks, device: Card, prompt_tokens: int) -> Fit:
     """The same of each rank, of which every one has a device like this, or a share of this machine's memory."""
     number, dtype = ranks.processes, planned_dtype(config.dtype, device)
-    held = RankCount(number, ranks.shard or number)
-    own = device if device.is_gpu else replace(device, memory=device.memory / number, context=device.context / number)
     full, small = holdings(config, dtype, compiled=config.compile and device.is_gpu)
     holding, size = small if config.adapter is not None else full, StepSize.of(config, prompt_tokens, None)
-    if getattr(config.sampler, "reads_weights_only", False):
-        memory = rank_memory(holding, size, own, held)
-        peak, fits = memory.total, memory.fits
-    else:
+    own = device if device.is_gpu else replace(device, memory=device.memory / number, context=device.context / number)
+    only_learns = getattr(config.sampler, "reads_weights_only", False)
+
+    def predicted(count: int, shard: int) -> tuple[int, bool]:
+        held = RankCount(count, shard)
+        if only_learns:
+            memory = rank_memory(holding, size, own, held)
+            return memory.total, memory.fits
         use = sampling_rank_memory(holding, size, own, held)
-        peak, fits = use.peak, use.fits
-    shards = "whole weights" if held.shard == 1 else f"weights in {held.shard} shards"
+        return use.peak, use.fits
+
+    shard = ranks.shard or number
+    peak, fits = predicted(number, shard)
     line = (
-        f"{'fits' if fits else 'does not fit'} on {number} ranks with {shards}: predicted peak {peak / GIB:,.1f} of "
-        f"{own.usable / GIB:,.1f} GiB on each"
+        f"{'fits' if fits else 'does not fit'} on {number} ranks with "
+        f"{'whole weights' if shard == 1 else f'weights in {shard} shards'}: predicted peak {peak / GIB:,.1f} of "
+        f"{own.usable / GIB:,.1f} GiB on {'rank 0' if any(each.whole for each in holding.components) else 'each'}"
     )
-    return Fit(fits, peak, None, [line if fits else f"{line}; more ranks hold less each"])
+    tried = [number, *(count for count in MORE_RANKS if count > number)]
+    more = [] if fits or not device.is_gpu else [count for count in tried if predicted(count, count)[1]]
+    if more:
+        line += f"; it fits on {more[0]} with ranks.shard = 0"
+    elif not fits and device.is_gpu and not only_learns:
+        line += "; more ranks do not help, since each has a whole copy to sample with: use engines (sampler.type Fleet)"
+    return Fit(fits, peak, None, [line])
 
 
 def _smaller_passes(config: RunConfig, found: Plan) -> int | None:

@@ -154,7 +154,9 @@ def _places(options: Fleet, policy: SampledPolicy) -> list[dict[str, str]]:
     if options.cluster == "ray":
         return [{}] * options.engines
     visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(torch.cuda.device_count())))
-    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # each has the GPU of its number
+    # Each rank of this machine has the GPU of its number; of a group that nobody counts, all may be here.
+    counts = (os.environ.get(name) for name in ("LOCAL_WORLD_SIZE", "SLURM_NTASKS_PER_NODE", "WORLD_SIZE"))
+    ranks = next((int(each) for each in counts if each is not None and each.isdecimal()), 1)
     own = {device.index or 0} if ranks == 1 else {*range(ranks)}
     others = [each for number, each in enumerate(visible.split(",")) if number not in own]
     size, needed = options.tensor_parallel, options.engines * options.tensor_parallel
@@ -163,6 +165,7 @@ def _places(options: Fleet, policy: SampledPolicy) -> list[dict[str, str]]:
     if len(others) < needed:
         raise ValueError(
             f"sampler.engines {options.engines} × sampler.tensor_parallel {size} needs {needed} GPUs besides the "
-            f"learner's, and there are {len(others)}: use fewer, or one engine with kv_cache_mb on the only GPU"
+            f"learner's, and there are {len(others)}: use fewer"
+            + (", or one engine with kv_cache_mb on the only GPU" if ranks == 1 else ", or fewer ranks")
         )
     return [{"CUDA_VISIBLE_DEVICES": ",".join(others[size * n : size * (n + 1)])} for n in range(options.engines)]

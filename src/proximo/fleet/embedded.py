@@ -19,6 +19,7 @@ from torch import Tensor
 from proximo.fleet.buckets import Layout, connect_store, gloo_group, receive
 from proximo.fleet.engine import Draw, EngineLost, Generated, Health, PauseMode, Span
 from proximo.models import frozen_copy
+from proximo.models.adapters.lora import has_adapter, merge
 from proximo.models.model_types import PreTrainedModel, PreTrainedTokenizerBase
 from proximo.samplers import SamplingOptions
 from proximo.samplers.embedded import local_sampler
@@ -38,6 +39,8 @@ class EmbeddedEngine:
     ) -> None:
         self._name = name
         self._copy = frozen_copy(model)
+        if has_adapter(self._copy):  # weights come with the adapter added to them
+            merge(self._copy)
         self._sampler = local_sampler(self._copy, tokenizer, slots=1, record_routes=record_routes)
         self._weights = dict(self._copy.named_parameters())
         self._decoding = Lock()

@@ -48,7 +48,8 @@ class _Sender:
                 return [ParamMeta(name, weight.dtype, tuple(weight.shape)) for name, weight in sender._weights()]
 
             def __iter__(self):
-                return sender._weights()
+                for name, weight in sender._weights():  # those of ranks are in the host's memory
+                    yield name, weight if weight.is_cuda else weight.cuda()
 
         info = NCCLTrainerInitInfo(own_address(), free_port(""), 1 + engine.workers(), rank=0)
         self._trainer = WeightTransferTrainerFactory.trainer_init(info, client=self, source=Source())

@@ -47,7 +47,8 @@ def load_model(
     """A causal language model in eval mode, from a folder or a hub id; an adapter's gives its base model with
     the adapter merged into the weights. `keep_adapter` keeps it separate, which is exact in half precision too.
     `quantization` is of the linear layers' weights, for a new adapter; an adapter's folder names its own.
-    `dtype` None: as the files hold the weights, which then take no memory on a CPU until they are copied.
+    `dtype` None: as the files hold the weights; on a CPU those that transformers need not convert stay in the files,
+    mapped, and take no memory.
 
     Example: model = load_model("runs/first/checkpoints/step-000100")
     """
@@ -237,6 +238,12 @@ def _quiet() -> Iterator[None]:
 def frozen_copy(model: PreTrainedModel) -> PreTrainedModel:
     """For inference only."""
     return copy.deepcopy(model).requires_grad_(False).eval()
+
+
+def sharing_copy(model: PreTrainedModel) -> PreTrainedModel:
+    """For inference only, with the model's own weights, until either of the two gets others."""
+    made = {id(each): nn.Parameter(each.detach(), requires_grad=False) for each in model.parameters()}
+    return copy.deepcopy(model, made).requires_grad_(False).eval()
 
 
 def converted_copy(model: PreTrainedModel, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:

@@ -30,6 +30,8 @@ class Component:
     moments: int
     quantized: int = 0
     """Parameters among them that are quantised."""
+    whole: bool = False
+    """Whether a rank that has it has all of it, and not a shard: rank 0, which grades and has engines of its own."""
 
     @property
     def total(self) -> int:
@@ -50,6 +52,7 @@ def component(held: Held, dtype: torch.dtype, moments: Moments = "float32") -> C
         masters,
         int(number * moment_bytes(moments, wide)) if held.trained else 0,
         held.quantized,
+        held.whole,
     )
 
 

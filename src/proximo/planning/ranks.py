@@ -114,7 +114,9 @@ def _gathered(holding: Holding, ranks: Ranks) -> tuple[int, int]:
 
 
 def _sharded(component: Component, shard: int) -> Component:
-    """A rank's part. Trained weights are in float32 and have no masters; frozen ones keep their dtype."""
+    """Rank 0's part. Trained weights are in float32 and have no masters; frozen ones keep their dtype."""
+    if component.whole:
+        return component
     weights = WIDE * component.parameters if component.trained else component.weights
     parts = (weights, component.gradients, 0, component.moments)
     weights, gradients, masters, moments = (-(-each // shard) for each in parts)

@@ -29,6 +29,11 @@ MAX_SLOTS = 512
 class HoldsOnRanks(Protocol):
     """Holds a run's policy in shards on several processes, see `proximo.distributed`."""
 
+    @property
+    def conducts(self) -> bool:
+        """Whether this process has the run's loop, and is not one that follows."""
+        ...
+
     def hold(self, policy: PlainPolicy, dtype: torch.dtype, factory: Any) -> Policy:
         """`factory` is the run's `sampler`."""
         ...
@@ -62,7 +67,7 @@ def build_learner(
     backbone = value and _value_backbone(value.form, place, held)
     quantization = None if config.adapter is None else config.adapter.quantize_base
     model = load_model(path, device=place, dtype=held, quantization=quantization)
-    teacher = _teacher(config, device, dtype)
+    teacher = _teacher(config, device, dtype) if ranks is None or ranks.conducts else None
     for each in filter(None, (model, backbone, teacher)):
         allow_compiling(each, config.compile)
     # First the value model, which may copy layers: a copy has no use for an adapter.

@@ -132,8 +132,11 @@ def adapter_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
 def adapter_off(model: PreTrainedModel) -> Iterator[None]:
     """The model as it was before the adapter, exactly: the adapter's products are left out."""
     layers = [layer for _, layer in _lora_layers(model)]
+    trained = [each for each in adapter_parameters(model).values() if each.requires_grad]
     for layer in layers:
         layer.enable_adapters(False)
+    for each in trained:  # peft freezes them; what shards them would believe that nothing is trained
+        each.requires_grad_(True)
     try:
         yield
     finally:

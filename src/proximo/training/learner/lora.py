@@ -35,7 +35,7 @@ class LoraPolicy(PlainPolicy):
         self._reset_to: dict[str, Tensor] = {}
         """The adapter at the last reset of the reference, by parameter name."""
 
-    def set_up(self, options: TrainingOptions, *, needs_reference: bool) -> None:
+    def set_up(self, options: TrainingOptions, *, needs_reference: bool, copied: object = None) -> None:
         self._needs_reference = needs_reference
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:

@@ -145,9 +145,15 @@ class PlainPolicy(WholeModel):
         self.set_up(options, needs_reference=needs_reference)
         self.start_optimizer(options, value)
 
-    def set_up(self, options: TrainingOptions, *, needs_reference: bool) -> None:
-        """Decide what is trained, and keep the reference."""
-        self.reference = frozen_copy(self.model) if needs_reference else None
+    def set_up(
+        self,
+        options: TrainingOptions,
+        *,
+        needs_reference: bool,
+        copied: Callable[[PreTrainedModel], PreTrainedModel] = frozen_copy,
+    ) -> None:
+        """Decide what is trained, and keep the reference, which `copied` makes of the model."""
+        self.reference = copied(self.model) if needs_reference else None
         freeze(self.model, options.freeze)
 
     def start_optimizer(self, options: TrainingOptions, value: ValueModel | None) -> None:

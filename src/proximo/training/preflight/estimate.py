@@ -66,6 +66,8 @@ class Held:
     """Parameters among them that are quantised."""
     quantized_bytes: int = 0
     """Bytes of these, with their scales."""
+    whole: bool = False
+    """Whether a rank that has it has all of it, and not a shard."""
 
     def weight_bytes(self, dtype: torch.dtype) -> int:
         return dtype.itemsize * (self.parameters - self.quantized) + self.quantized_bytes
@@ -88,9 +90,10 @@ def held_models(config: RunConfig, skeleton_of: Callable[[str], PreTrainedModel]
     if config.algorithm.needs_reference and config.adapter is None:  # with an adapter, the reference is its base model
         held.append(Held("reference", _count(policy), trained=False))
     if config.teacher is not None:
-        held.append(Held("teacher", _count(skeleton_of(config.teacher)), trained=False))
+        held.append(Held("teacher", _count(skeleton_of(config.teacher)), trained=False, whole=True))
     if config.sampler.copies:
-        held.append(Held("the sampler's copies", config.sampler.copies * _count(policy), trained=False))
+        copies = config.sampler.copies * _count(policy)
+        held.append(Held("the sampler's copies", copies, trained=False, whole=True))
     if config.ahead.copies_weights:
         trained = sum(each.parameters for each in _held_policy(config, policy) if each.trained)
         held.append(Held("copy that samples ahead", _count(policy), trained=False))
@@ -102,7 +105,7 @@ def held_models(config: RunConfig, skeleton_of: Callable[[str], PreTrainedModel]
             model = policy if path is None else skeleton_of(path)
             held.append(Held("value model", _count(model), trained=True))
     return held + [
-        Held(f"reward model {judge.path}", _count(skeleton_of(judge.path)), trained=False)
+        Held(f"reward model {judge.path}", _count(skeleton_of(judge.path)), trained=False, whole=True)
         for judge in config.rewards.models
     ]
 

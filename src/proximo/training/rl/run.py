@@ -161,6 +161,12 @@ class Run:
             version=version,
         )
 
+    def tell_waits(self, step: int) -> None:
+        """Say what is not there yet, and will be waited for."""
+        for message in self.waits_for:
+            self.log.event(step, "waiting", message)
+            self.progress.warned(step, message)
+
     def tell_if_not_repeatable(self, step: int) -> None:
         """Warn, at the start and on every resume, if this run's sampler is not reproducible."""
         if not (self.samplers.training.repeats and self.samplers.evaluation.repeats):

@@ -54,6 +54,7 @@ def _train(run: Run, checkpointer: Checkpointer, state: RunState | None, ends: C
         state = checkpointer.snapshot(_begun(run))
     else:
         run.log.rewind(state.sizes, state.step)
+        run.tell_waits(state.step)
         run.remember()
     run.tell_if_not_repeatable(state.step)
     run.progress.start(config.steps, state.before)
@@ -96,10 +97,10 @@ def _begun(run: Run) -> RunState:
         run.progress.warned(0, line)
     for line in skipped_line(run.left_out):
         run.progress.warned(0, line)
-    for kind, remarks in (("calibration", run.remarks), ("waiting", run.waits_for)):
-        for remark in remarks:
-            run.log.event(0, kind, remark)
-            run.progress.warned(0, remark)
+    for remark in run.remarks:
+        run.log.event(0, "calibration", remark)
+        run.progress.warned(0, remark)
+    run.tell_waits(0)
     before, answers = _evaluated(run, 0)
     before.value(run.config.evaluation.metric)  # refuses an unknown one before the first step
     _note(run, 0, before)
