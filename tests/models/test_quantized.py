@@ -183,7 +183,7 @@ def test_a_value_model_is_dense(form):
 # Runs and files
 
 
-def test_the_checkpoint_of_a_run_is_the_same_policy(tmp_path: Path, capsys):
+def test_the_checkpoint_of_a_run_is_the_same_policy(ordinary_precision, tmp_path: Path, capsys):
     demo = presets.ARITHMETIC
     config = replace(
         demo,
@@ -193,7 +193,6 @@ def test_the_checkpoint_of_a_run_is_the_same_policy(tmp_path: Path, capsys):
         device="cpu",
         steps=2,
     )
-    torch.set_default_dtype(torch.float32)
     result = proximo.train(config, run=tmp_path / "run", quiet=True)
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     gaps = [row["sampler_gap"] for row in rows if "sampler_gap" in row]

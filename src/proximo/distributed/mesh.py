@@ -52,6 +52,8 @@ class Mesh:
     @classmethod
     def alone(cls, *, device: str = "cpu", timeout: float = 600.0) -> "Mesh":
         """A group of this process only."""
+        if device == "cuda":
+            torch.cuda.set_device(torch.cuda.current_device())  # torch warns of a device that nobody chose
         store = dist.HashStore()  # pyright: ignore[reportPrivateImportUsage]
         return cls(device=device, timeout=timeout, store=store, rank=0, world_size=1)
 

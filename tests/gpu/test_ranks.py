@@ -1,0 +1,73 @@
+"""One rank on a GPU: what is loaded and held where."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, Qwen3Config
+
+from proximo.distributed.conducting import OnRanks
+from proximo.distributed.following import Crew
+from proximo.distributed.mesh import Mesh
+from proximo.distributed.policy import ShardedPolicy
+from proximo.fleet.options import Fleet
+from proximo.models import load_model, tiny_tokenizer
+from proximo.models.adapters.lora import Lora
+from proximo.samplers.embedded import Embedded
+from proximo.training.building import build_learner
+from proximo.training.config import RunConfig
+from proximo.training.ranks import Ranks
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
+
+SHAPE = Qwen3Config(
+    hidden_size=512,
+    intermediate_size=2048,
+    num_hidden_layers=12,
+    num_attention_heads=8,
+    num_key_value_heads=4,
+    head_dim=64,
+    vocab_size=4096,
+    tie_word_embeddings=True,
+)
+
+
+@pytest.mark.parametrize(
+    ("sampler", "adapter"),
+    [(Fleet(urls=("http://127.0.0.1:9",)), None), (Embedded(), None), (Fleet(urls=("http://127.0.0.1:9",)), Lora())],
+)
+def test_no_more_than_shards_a_layer_and_a_copy_is_ever_on_the_gpu(sampler, adapter, tmp_path: Path):
+    AutoModelForCausalLM.from_config(SHAPE, dtype=torch.bfloat16).save_pretrained(tmp_path)
+    tokenizer, mesh = tiny_tokenizer(), Mesh.alone(device="cuda")
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    try:
+        config = RunConfig(model=str(tmp_path), ranks=Ranks(1), sampler=sampler, adapter=adapter, device="cuda")
+        policy = build_learner(config, str(tmp_path), "cuda", tokenizer, OnRanks(Crew(mesh))).learner.policy
+        peak = torch.cuda.max_memory_allocated() - before
+        assert isinstance(policy, ShardedPolicy)
+        sizes = [each.nbytes for each in policy.model.parameters()]
+        reference = 0 if adapter is not None else sum(sizes) // 2
+        copied = sum(sizes) // 2 if isinstance(sampler, Embedded) else 0
+        layer = max(sum(each.nbytes for each in block.parameters()) for block in policy.model.model.layers)
+        assert peak < sum(sizes) + reference + copied + 2 * max(layer, *sizes) + (4 << 20)
+        copy = policy.copy.model
+        assert copy.device.type == ("cuda" if copied else "cpu")
+        assert all(each.is_pinned() for each in copy.parameters()) or copied
+        held = {(each.requires_grad, each.dtype) for each in policy.model.parameters()}
+        assert (False, torch.float32) not in held
+        assert (True, torch.bfloat16) not in held
+        with torch.no_grad():
+            for each in copy.parameters():
+                each.zero_()
+        policy.copy.is_old = True
+        policy.copy.refresh()
+        stored = dict(load_model(str(tmp_path), dtype=None).named_parameters())
+        if adapter is None:
+            for name, each in copy.named_parameters():
+                assert torch.equal(each.cpu(), stored[name])
+        rows = [(5, 6, 7)], torch.tensor([[8, 9]]), torch.tensor([2])
+        assert policy.logprobs(*rows).isfinite().all()
+    finally:
+        mesh.close()
