@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from proximo import train
 from proximo.cli import main
 from proximo.distributed import launching
 from proximo.distributed.launching import launch
@@ -111,6 +112,8 @@ def test_a_run_folder_that_cannot_be_used_is_refused_before_processes_start(tmp_
             with pytest.raises(SystemExit, match="2"):
                 main(["train", "--ranks", "2", "--run", str(tmp_path / name)])
             assert said in capsys.readouterr().err
+        with pytest.raises(ValueError, match="is in use by process"):  # and so from Python
+            train(RunConfig(ranks=Ranks(2)), run=tmp_path / "used", quiet=True)
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from proximo.cli.flags import refuse, say, take, take_several
 from proximo.door import folders
+from proximo.door.refusing import check_free
 from proximo.tracking.named import check_names
 from proximo.training.outside_errors import OutsideFailed
 from proximo.training.ranks import Ranks
@@ -80,7 +81,7 @@ def launched(
             return None
         given = [*arguments, *([] if named else ["--run", str(folder)])]
         try:
-            folders.check_free(folder)
+            check_free(folder)
             with starting(ranks) as start:
                 return launch(command_of(given), ranks.processes, say, start=start)
         except ValueError as error:

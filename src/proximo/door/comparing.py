@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from proximo import explain
-from proximo.door.folders import PathLike, folder_for, unwritable
+from proximo.door.folders import PathLike, folder_for
 from proximo.door.machines import machine_of
 from proximo.door.opened import OpenedRun
-from proximo.door.refusing import refuse_kind
+from proximo.door.refusing import refuse_kind, unwritable
 from proximo.door.rewards import refuse_unbound
 from proximo.door.telling import Say, keep_quiet, say
 from proximo.door.training import CONFIG

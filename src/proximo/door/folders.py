@@ -7,8 +7,8 @@ from datetime import datetime
 from pathlib import Path
 
 from proximo.door.machines import suit_machine
+from proximo.door.refusing import unwritable
 from proximo.door.telling import Say
-from proximo.storage.locks import FolderLock
 from proximo.training.runfolder.checkpoints import CHECKPOINTS
 from proximo.training.runfolder.resume import Attempt, begin
 from proximo.training.runfolder.signals import Stopped
@@ -25,19 +25,6 @@ def refuse_used(path: Path) -> None:
     """Raise ValueError for a folder that holds something, where no run is to be resumed."""
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise ValueError(f"run is {str(path)!r}, which is not empty, and resume is False: choose another folder")
-
-
-def unwritable(path: Path, error: OSError) -> ValueError:
-    return ValueError(f"`run={path}`: nothing can be written there, {error.strerror}; give another folder")
-
-
-def check_free(path: Path) -> None:
-    """ValueError if another process has a run folder, or it cannot be written: before processes are started for it."""
-    existed = path.exists()
-    try:
-        FolderLock(path).release(remove_empty=not existed)
-    except OSError as error:
-        raise unwritable(path, error) from error
 
 
 @contextmanager

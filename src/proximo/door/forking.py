@@ -7,10 +7,10 @@ from typing import Any
 
 from proximo import explain, toml
 from proximo.algorithms import Algorithm
-from proximo.door.folders import PathLike, unwritable
+from proximo.door.folders import PathLike
 from proximo.door.opened import OpenedRun, TrainedRun, algorithm_of
 from proximo.door.progress import OnStep
-from proximo.door.refusing import refuse_kind
+from proximo.door.refusing import refuse_kind, unwritable
 from proximo.door.telling import keep_quiet, say
 from proximo.door.training import train_in
 from proximo.insight.folder import RunFolder

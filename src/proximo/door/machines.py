@@ -9,6 +9,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from proximo import machine, toml
+from proximo.door.refusing import check_free
 from proximo.door.telling import keep_quiet, say
 from proximo.models import Precision, load_model, load_tokenizer, pick_device, pick_dtype
 from proximo.models.inspecting import tensors
@@ -126,7 +127,6 @@ def on_processes(
         raise ValueError(f"run is {str(folder)!r}, which is not empty, and resume is False: choose another folder")
     from proximo.distributed.launching import command_of, launch
     from proximo.distributed.on_ray import starting
-    from proximo.door.folders import check_free
 
     check_free(folder)
     arguments = [each for field in allow_change for each in ("--allow-change", field)]

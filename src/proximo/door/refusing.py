@@ -1,11 +1,26 @@
-"""What no field of a config may hold, whatever its own rules."""
+"""What is refused before anything starts: values that no field of a config may hold, and run folders."""
 
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import is_dataclass
+from pathlib import Path
 
 from proximo.pieces import given_fields
 from proximo.redacting import masked
+from proximo.storage.locks import FolderLock
+
+
+def unwritable(path: Path, error: OSError) -> ValueError:
+    return ValueError(f"`run={path}`: nothing can be written there, {error.strerror}; give another folder")
+
+
+def check_free(path: Path) -> None:
+    """ValueError if another process has a run folder, or it cannot be written: before processes are started for it."""
+    existed = path.exists()
+    try:
+        FolderLock(path).release(remove_empty=not existed)
+    except OSError as error:
+        raise unwritable(path, error) from error
 
 
 def refuse_values(config: object) -> None:

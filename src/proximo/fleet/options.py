@@ -95,6 +95,8 @@ class Fleet:
         """Remarks on servers of `urls` that do not answer yet; ValueError where one cannot be used, or Ray is needed
         and not there."""
         if self.cluster == "ray":
+            from proximo.fleet.servers.nodes import need_ray
+
             need_ray("sampler")
         if not self.urls:
             return []
@@ -155,14 +157,6 @@ class Workers:
         from proximo.fleet.servers.worker_nodes import Nodes
 
         return Nodes(OnRay("workers", self.address, gpus=0), self.processes)
-
-
-def need_ray(options: str) -> None:
-    """ValueError where Ray, which these options name, is not installed."""
-    try:
-        import ray  # noqa: F401  # pyright: ignore[reportMissingImports, reportUnusedImport]
-    except ImportError as error:
-        raise ValueError(f'{options}.cluster is "ray", which this Python lacks: pip install "proximo[ray]"') from error
 
 
 def _is_address(url: str) -> bool:

@@ -4,11 +4,18 @@
 import logging
 from typing import Any
 
-from proximo.fleet.options import need_ray
 from proximo.fleet.servers.server import free_port
 
 ANSWER = 30.0
 """Seconds for a node to say how a process is; one that does not is lost."""
+
+
+def need_ray(options: str) -> None:
+    """ValueError where Ray, which these options name, is not installed."""
+    try:
+        import ray  # noqa: F401  # pyright: ignore[reportUnusedImport]
+    except ImportError as error:
+        raise ValueError(f'{options}.cluster is "ray", which this Python lacks: pip install "proximo[ray]"') from error
 
 
 def connect(options: str, address: str, *, shows_output: bool) -> None:

@@ -8,7 +8,6 @@ import torch
 
 from proximo.algorithms import Algorithm
 from proximo.environments import played
-from proximo.fleet.options import need_ray
 from proximo.maths.pieces.traits import AdvantageTraits, GateTraits
 from proximo.models import load_tokenizer, pick_device
 from proximo.models.adapters.lora import target_names
@@ -72,10 +71,7 @@ def preflight(config: RunConfig) -> Preflight:
     _check_models(config, path, tokenizer)
     if config.adapter is not None:
         check_quantization(config.adapter.quantize_base, device)
-    if config.ranks is not None and config.ranks.cluster == "ray":
-        need_ray("ranks")
-    if config.workers is not None:
-        need_ray("workers")
+    _check_ray(config)
     remarks = config.sampler.check() if isinstance(config.sampler, CheckedFactory) else []
     return Preflight(path, device, tokenizer, check_prompts(config, path, tokenizer), remarks)
 
@@ -97,6 +93,16 @@ def skipped_line(left_out: Sequence[str]) -> list[str]:
     """The number of skipped rows, and the first of them; nothing where there are none."""
     more = [f"and {len(left_out) - SHOWN} more"] if len(left_out) > SHOWN else []
     return [f"bad rows left out: {len(left_out)}; {'; '.join([*left_out[:SHOWN], *more])}"] * bool(left_out)
+
+
+def _check_ray(config: RunConfig) -> None:
+    """Refuse what needs Ray where it is not installed."""
+    wanted = ["ranks"] * (config.ranks is not None and config.ranks.cluster == "ray")
+    wanted += ["workers"] * (config.workers is not None)
+    if wanted:
+        from proximo.fleet.servers.nodes import need_ray
+
+        need_ray(wanted[0])
 
 
 def _check_statistics(algorithm: Algorithm) -> None:
