@@ -4,14 +4,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, Qwen3Config
 
 from proximo.distributed.conducting import OnRanks
 from proximo.distributed.following import Crew
 from proximo.distributed.mesh import Mesh
 from proximo.distributed.policy import ShardedPolicy
 from proximo.fleet.options import Fleet
-from proximo.models import load_model, tiny_tokenizer
+from proximo.models import load_model, tiny_model, tiny_tokenizer, with_precision
 from proximo.models.adapters.lora import Lora
 from proximo.samplers.embedded import Embedded
 from proximo.training.building import build_learner
@@ -20,24 +19,14 @@ from proximo.training.ranks import Ranks
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 
-SHAPE = Qwen3Config(
-    hidden_size=512,
-    intermediate_size=2048,
-    num_hidden_layers=12,
-    num_attention_heads=8,
-    num_key_value_heads=4,
-    head_dim=64,
-    vocab_size=4096,
-    tie_word_embeddings=True,
-)
-
 
 @pytest.mark.parametrize(
     ("sampler", "adapter"),
     [(Fleet(urls=("http://127.0.0.1:9",)), None), (Embedded(), None), (Fleet(urls=("http://127.0.0.1:9",)), Lora())],
 )
 def test_no_more_than_shards_a_layer_and_a_copy_is_ever_on_the_gpu(sampler, adapter, tmp_path: Path):
-    AutoModelForCausalLM.from_config(SHAPE, dtype=torch.bfloat16).save_pretrained(tmp_path)
+    model = tiny_model(hidden=512, layers=12, heads=8, kv_heads=4, intermediate=2048)
+    with_precision(model, torch.bfloat16).save_pretrained(tmp_path)
     tokenizer, mesh = tiny_tokenizer(), Mesh.alone(device="cuda")
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()

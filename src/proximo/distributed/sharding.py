@@ -158,8 +158,8 @@ def refill(copy: PreTrainedModel | None, model: PreTrainedModel) -> None:
             gathered = whole(sharded.detach())
             if own is not None:
                 own.copy_(gathered.to(own.dtype), non_blocking=True)
-    if (device := next(model.parameters()).device).type == "cuda":
-        torch.cuda.synchronize(device)  # a copy in the host's memory is read as soon as this returns
+    if copy is not None and copy.device.type == "cpu" and (device := model.device).type == "cuda":
+        torch.cuda.synchronize(device)  # the host reads its copy as soon as this returns
 
 
 def check_shardable(model: PreTrainedModel) -> None:

@@ -7,7 +7,7 @@ from datetime import datetime
 from pathlib import Path
 
 from proximo.door.machines import suit_machine
-from proximo.door.refusing import unwritable
+from proximo.door.refusing import refuse_used, unwritable
 from proximo.door.telling import Say
 from proximo.training.runfolder.checkpoints import CHECKPOINTS
 from proximo.training.runfolder.resume import Attempt, begin
@@ -19,12 +19,6 @@ PathLike = str | Path
 def folder_for(run: PathLike | None, name: str) -> Path:
     """The folder that was given, or a new one: runs/NAME-DATE."""
     return Path("runs") / f"{name}-{datetime.now():%Y%m%d-%H%M%S}" if run is None else Path(run)
-
-
-def refuse_used(path: Path) -> None:
-    """Raise ValueError for a folder that holds something, where no run is to be resumed."""
-    if path.exists() and (not path.is_dir() or any(path.iterdir())):
-        raise ValueError(f"run is {str(path)!r}, which is not empty, and resume is False: choose another folder")
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from proximo import machine, toml
-from proximo.door.refusing import check_free
+from proximo.door.refusing import check_free, refuse_used
 from proximo.door.telling import keep_quiet, say
 from proximo.models import Precision, load_model, load_tokenizer, pick_device, pick_dtype
 from proximo.models.inspecting import tensors
@@ -123,8 +123,8 @@ def on_processes(
         return False
     if on_step is not None:
         raise ValueError("on_step is given, but ranks are processes of their own: leave it out, or ranks")
-    if not resume and folder.exists() and any(folder.iterdir()):
-        raise ValueError(f"run is {str(folder)!r}, which is not empty, and resume is False: choose another folder")
+    if not resume:
+        refuse_used(folder)
     from proximo.distributed.launching import command_of, launch
     from proximo.distributed.on_ray import starting
 

@@ -10,6 +10,12 @@ from proximo.redacting import masked
 from proximo.storage.locks import FolderLock
 
 
+def refuse_used(path: Path) -> None:
+    """Raise ValueError for a folder that holds something, where no run is to be resumed."""
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise ValueError(f"run is {str(path)!r}, which is not empty, and resume is False: choose another folder")
+
+
 def unwritable(path: Path, error: OSError) -> ValueError:
     return ValueError(f"`run={path}`: nothing can be written there, {error.strerror}; give another folder")
 

@@ -4,14 +4,14 @@ Every folder is opened here, after a look at what it holds, and nowhere else.
 """
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from proximo.machine import settle_half_products
 from proximo.models.adapters.files import base_name, is_adapter, load_adapter, quantize_as
@@ -242,19 +242,20 @@ def frozen_copy(model: PreTrainedModel) -> PreTrainedModel:
 
 def sharing_copy(model: PreTrainedModel) -> PreTrainedModel:
     """For inference only, with the model's own weights, until either of the two gets others."""
-    made = {id(each): nn.Parameter(each.detach(), requires_grad=False) for each in model.parameters()}
-    return copy.deepcopy(model, made).requires_grad_(False).eval()
+    return _copy_around(model, Tensor.detach)
 
 
 def converted_copy(model: PreTrainedModel, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
     """For inference only, on another device or in another dtype, with one weight at a time on the way there."""
-    made = {
-        id(each): nn.Parameter(each.detach().to(device=device, dtype=dtype, copy=True), requires_grad=False)
-        for each in model.parameters()
-    }
-    copied = copy.deepcopy(model, made).requires_grad_(False).eval()
+    copied = _copy_around(model, lambda each: each.detach().to(device=device, dtype=dtype, copy=True))
     copied.to(device=device)  # pyright: ignore[reportCallIssue]  # the buffers
     return with_precision(copied, dtype)
+
+
+def _copy_around(model: PreTrainedModel, weight: Callable[[Tensor], Tensor]) -> PreTrainedModel:
+    """A frozen copy of everything but the parameters, which hold what `weight` makes of the model's."""
+    made = {id(each): nn.Parameter(weight(each), requires_grad=False) for each in model.parameters()}
+    return copy.deepcopy(model, made).requires_grad_(False).eval()
 
 
 def has_score(config: PreTrainedConfig) -> bool:
