@@ -34,7 +34,7 @@ class WholeCopy:
         self.kept = converted_copy(model, dtype, place) if is_kept else None
         if self.kept is not None and device.type == "cuda" and place.type == "cpu":
             for each in self.kept.parameters():
-                each.data = each.data.pin_memory()  # a GPU copies into other memory twenty times as slowly
+                each.data = each.data.pin_memory()  # a GPU copies into other memory more slowly
         self.is_old = False
         """Whether the shards have changed since it was filled."""
         crew.add(refill=self._refill_here)
