@@ -4,6 +4,7 @@
 import { bundle, fromBundle, rowsInBundle } from "./bundle/bundle.js";
 
 const KEY = "proximo-token";
+const PATIENCE = 120_000; // ms: a connection can be lost without a word (a tunnel, a laptop that slept), and polling would wait for ever
 let token = null;
 
 /** Take the secret out of the address, so that links to this page do not hold it. */
@@ -45,7 +46,7 @@ async function ask(path, params) {
   const query = new URLSearchParams(given);
   let response;
   try {
-    response = await fetch(`${path.startsWith("/") ? "" : "/api/"}${path}?${query}`, { headers: { "X-Proximo-Token": token ?? "" } });
+    response = await fetch(`${path.startsWith("/") ? "" : "/api/"}${path}?${query}`, { headers: { "X-Proximo-Token": token ?? "" }, signal: AbortSignal.timeout(PATIENCE) });
   } catch {
     throw new Refused(0, "the server does not answer: is `proximo view` still running?");
   }
