@@ -3,7 +3,7 @@ compared. Tensors are stored separately, under names that start with a prefix.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from torch import Tensor
@@ -32,8 +32,8 @@ class Asked:
 
 
 def _rollout(completion: Completion, grade: Grade) -> dict[str, Any]:
-    facts = asdict(replace(completion, routes=None, prompt_routes=None))
-    del facts["routes"], facts["prompt_routes"]
+    facts = {name: value for name, value in vars(completion).items() if name not in ("routes", "prompt_routes")}
+    facts["turns"] = [asdict(turn) for turn in completion.turns]  # not of all: it would copy each token for itself
     for name in ("versions", "turns"):
         if not facts[name]:
             del facts[name]
@@ -136,7 +136,7 @@ def plain_active(active: Active, routes: dict[str, Tensor]) -> dict[str, Any]:
     """Plain values of a group in flight."""
     group = None if active.group is None else plain_group(active.group, routes)
     facts = {name: getattr(active, name) for name in ("ordinal", "step", "version", "passed", "is_noted")}
-    begun = [asdict(each) for each in active.begun]
+    begun = [dict(vars(each)) for each in active.begun]
     return facts | {"problem": active.problem.id, "group": group, **({"begun": begun} if begun else {})}
 
 
