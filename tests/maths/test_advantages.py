@@ -90,11 +90,33 @@ def test_beta_normalized():
     assert_close(first_of_group, golden("bnpo.A(R=1)"))
     assert_close((1 - torch.tensor(rates)) / first_of_group, golden("bnpo.fN"), tolerance=1e-7)
     alpha, beta = BetaNormalized.fit(torch.tensor(rates).double().repeat_interleave(20), batch)
-    assert_close(torch.stack([3 * alpha - 1, 3 * beta - 1, alpha, beta]), golden("bnpo.[a,b,alpha,beta]"), 1e-7)
+    assert_close(torch.stack([3 * (alpha - 1), 3 * (beta - 1), alpha, beta]), golden("bnpo.[a,b,alpha,beta]"), 1e-7)
+
+
+@pytest.mark.parametrize("rates", [(0.25, 0.5, 0.75, 0.6), (0.05, 0.1, 0.9), (0.02, 0.03, 0.05)])
+def test_beta_normalized_divides_by_the_density_with_the_least_variance(rates):
+    """Of the gradient, as the paper measures it: E[p(1 − p) / f(p)²] for p of the batch's Beta law (a, b), whose
+    logarithm is 2·ln B(α, β) + ln B(a + 3 − 2α, b + 3 − 2β) up to a constant."""
+    spread = torch.tensor(rates).double()
+    alpha, beta = BetaNormalized.fit(spread, feedback(spread, torch.arange(len(rates))))
+    mean, variance = spread.mean(), spread.var()
+    concentration = max(0.0, mean * (1 - mean) / variance - 1)
+
+    def log_beta(x: float, y: float) -> float:
+        return math.lgamma(x) + math.lgamma(y) - math.lgamma(x + y)
+
+    def log_variance(x: float, y: float) -> float:
+        left, right = mean * concentration + 3 - 2 * x, (1 - mean) * concentration + 3 - 2 * y
+        return 2 * log_beta(x, y) + log_beta(left, right)
+
+    least = log_variance(float(alpha), float(beta))
+    for far in (0.01, 0.1):
+        others = [(far, 0), (-far, 0), (0, far), (0, -far), (far, far), (-far, -far), (far, -far), (-far, far)]
+        assert all(log_variance(float(alpha) + x, float(beta) + y) > least for x, y in others)
 
 
 def test_beta_normalized_with_three_halves_is_group_normalized_up_to_a_constant():
-    # Rates 1/4 and 3/4: a = b = 3/2 gives α = β = 5/6; the density at p and 1 − p is the same by symmetry.
+    # Rates 1/4 and 3/4: a = b = 1/2 gives α = β = 7/6; the density at p and 1 − p is the same by symmetry.
     rewards = torch.tensor([1.0, 0, 0, 0, 1, 1, 1, 0])
     advantages = BetaNormalized()(feedback(rewards, TWO))
     assert_close(advantages[0], -advantages[7])

@@ -155,7 +155,7 @@ FAULTS = (
         "GPG's α over non-zero rewards",
     ),
     Fault(
-        "maths/pieces/advantages.py", "rates.var(correction=0)", "rates.var(correction=1)", "BNPO: ddof of the moments"
+        "maths/pieces/advantages.py", "rates.var(correction=1)", "rates.var(correction=0)", "BNPO: ddof of the moments"
     ),
     Fault(
         "groups.py",

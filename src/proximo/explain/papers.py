@@ -146,7 +146,7 @@ CARDS = (
     Card(
         "bnpo", algorithms.BNPO, "Beta Normalization Policy Optimization", "arXiv 2506.02864",
         "Divides by a Beta density fitted to the success rates, instead of by the std.",
-        {"advantage": "α = (1+a)/3, β = (1+b)/3 by moments (second-hand, one source)"},
+        {"advantage": "α = 1 + a/3, β = 1 + b/3 by moments, unbiased variance (the authors' code)"},
     ),
     Card(
         "vapo", algorithms.VAPO, "Value-based Augmented PPO", "arXiv 2504.05118",

@@ -97,8 +97,9 @@ class LiveScaled:
 class BetaNormalized:
     """(R − p) / f(p; α, β): p the group's success rate, f a Beta density fitted to the batch's rates. BNPO.
 
-    α = (1+a)/3 and β = (1+b)/3, with (a, b) the Beta law of the batch's p by moments. Where the rates
-    of the batch are all equal there is nothing to fit, and α = β = 1 leaves R − p unchanged.
+    α = 1 + a/3 and β = 1 + b/3, with (a, b) the Beta law of the batch's p by moments: among all Beta densities the
+    one with which the gradient's variance, E[p(1 − p) / f(p)²], is least. Where the rates of the batch are all equal
+    there is nothing to fit, and α = β = 1 leaves R − p unchanged.
     """
 
     def __call__(self, feedback: Feedback) -> Float[Tensor, " B"]:
@@ -125,9 +126,9 @@ class BetaNormalized:
         one = rate_of_row.new_ones(())
         if len(rates) < 2 or rates.max() == rates.min():
             return one, one
-        mean, variance = rates.mean(), rates.var(correction=0)
+        mean, variance = rates.mean(), rates.var(correction=1)
         concentration = (mean * (1 - mean) / variance - 1).clamp(min=0)
-        return (1 + mean * concentration) / 3, (1 + (1 - mean) * concentration) / 3
+        return 1 + mean * concentration / 3, 1 + (1 - mean) * concentration / 3
 
 
 @dataclass(frozen=True)
