@@ -165,6 +165,8 @@ def test_what_later_flags_mend_is_not_remarked_on(capsys):
         ("--max-tokens 3", "--max-tokens: there is no such flag, the nearest is '--sampling.max-tokens'; test --help"),
         ("--algorithm.keep none", "--algorithm.keep alone takes no value: --algorithm.keep.type NAME chooses a piece"),
         ("--adapter lora", "--adapter alone takes no value: --adapter.type Lora adds it"),
+        ("--sampler.engines 2", "--sampler.engines belongs to --sampler.type Fleet: give that, too"),
+        ("--algorithm.gate.tau-pos 2", "--algorithm.gate.tau-pos belongs to --algorithm.gate.type SoftGate: give that"),
         ("more", "more: test takes no such argument; test --help lists what it takes"),
         ("--algorithm.gate.high", "Missing value for argument '--algorithm.gate.high'"),
     ],

@@ -8,7 +8,7 @@ from contextlib import redirect_stderr
 from dataclasses import is_dataclass
 from typing import Any, TypeVar
 
-from proximo.pieces import choices, given_fields, is_choice
+from proximo.pieces import choices, classes, given_fields, is_choice
 
 Value = TypeVar("Value")
 
@@ -116,7 +116,15 @@ def _unknown(default: object, flag: str, following: Sequence[str], prog: str) ->
             remedy = f"{name}.type {choices(kind)[0]} adds it"
         others = f"{', '.join(fields)} set its fields" if fields else ""
         return f"{name} alone takes no value: {' and '.join(filter(None, (remedy, others)))}"
+    table, _, field = name.rpartition(".")
+    kinds = classes(known[table][2]) if table in known else []
+    if owners := [each.__name__ for each in kinds if field in _names(each)]:
+        return f"{name} belongs to {table}.type {' or '.join(owners)}: give that, too"
     return f"{name}: there is no such flag{_nearest_flag(name, list(known))}; {prog} --help lists all"
+
+
+def _names(kind: type) -> list[str]:
+    return [field.name.replace("_", "-") for field, _ in given_fields(kind)]
 
 
 def _nearest_flag(name: str, known: Sequence[str]) -> str:
