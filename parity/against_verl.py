@@ -145,7 +145,7 @@ def other_losses(report: Report) -> None:
     report.agrees("GMPO", "`compute_policy_loss_geo_mean`, 0.4/0.4", our_loss(GMPO), theirs)
     report.agrees("GPG", "`compute_policy_loss_gpg`", our_loss(GPG), policy("gpg"))
     settings = {"clip_cov_ratio": 0.1, "clip_cov_lb": 0.1, "clip_cov_ub": 5.0}
-    ours = seeded(our_loss(replace(CLIP_COV, select=ClipCovariance(0.1, 0.1, 5.0))))
+    ours = seeded(our_loss(replace(CLIP_COV, gate=Clip(0.2, 0.2), select=ClipCovariance(0.1, 0.1, 5.0))))
     name = "Clip-Cov, share 0.1, bounds 0.1 and 5, same seed"
     report.agrees(name, "`compute_policy_loss_clip_cov`", ours, seeded(policy("clip_cov", settings)))
     ours = our_loss(replace(KL_COV, select=KlCovariance(0.1, 1.0)))

@@ -101,7 +101,7 @@ TABLE = {
     "GPG": (None, ALL, LiveScaled(), CurrentPolicy(), NoRatio(), Reinforce(), None, None, None, TokenMean(), None),
     "BNPO": (None, ALL, BetaNormalized(), OLD, TOKEN, Clip(0.2, 0.2), None, None, None, SequenceMean(), None),
     "VAPO": (None, ALL, TokenWhitened(Gae(1.0, length_adaptive=0.05, critic_decay=1.0)), OLD, TOKEN, Clip(0.2, 0.28), None, None, None, TokenMean(), (ValueLoss(0.1, 0.2), PositiveNll(0.1))),
-    "CLIP_COV": (None, MIXED, STD, OLD, TOKEN, Clip(0.2, 0.2), ClipCovariance(2e-4, 1.0, 5.0), None, None, TokenMean(), None),
+    "CLIP_COV": (None, MIXED, STD, OLD, TOKEN, Clip(1.0, 1.0), ClipCovariance(2e-4, 1.0, 5.0), None, None, TokenMean(), None),
     "KL_COV": (None, MIXED, STD, OLD, TOKEN, Unclipped(), KlCovariance(2e-3, 1.0), None, None, TokenMean(), None),
     "LITE_PPO": (None, ALL, BatchScaled(), OLD, TOKEN, Clip(0.2, 0.2), None, None, None, TokenMean(), None),
     "LUSPO": (None, ALL, STD, OLD, SequenceRatio(), Clip(2e-3, 2.5e-3), None, None, None, SequenceSum(), None),

@@ -276,7 +276,7 @@ VAPO = Algorithm(
     weights=TokenMean(),
     extra=(ValueLoss(0.1, clip=0.2), PositiveNll(0.1)),
 )
-CLIP_COV = replace(GRPO, keep=KeepMixed(), select=ClipCovariance(), weights=TokenMean(), kl=None)
+CLIP_COV = replace(GRPO, keep=KeepMixed(), gate=Clip(1.0, 1.0), select=ClipCovariance(), weights=TokenMean(), kl=None)
 KL_COV = replace(CLIP_COV, gate=Unclipped(), select=KlCovariance())
 LITE_PPO = replace(GRPO, advantage=BatchScaled(), weights=TokenMean(), kl=None)
 LUSPO = replace(GSPO, gate=Clip(2e-3, 2.5e-3), weights=SequenceSum())

@@ -8,6 +8,7 @@ from typing import Any
 import yaml
 
 from proximo import Lora, RunConfig, ValueOptions, WeightedRule
+from proximo.fleet.options import Fleet
 from proximo.rewards import PythonFunction
 from proximo.studies.designs import STUDIES
 from proximo.tasks import File
@@ -63,7 +64,11 @@ def names(config: Any, path: str = "-") -> Iterator[str]:
 def test_flags_that_settings_of_other_libraries_map_to_exist():
     task = File("a.jsonl", reward=PythonFunction("a.py:f"))
     rule = WeightedRule(PythonFunction("a.py:f"))
-    known = {*names(RunConfig(task=task, adapter=Lora())), *names(ValueOptions(), "--value")}
+    known = {
+        *names(RunConfig(task=task, adapter=Lora())),
+        *names(ValueOptions(), "--value"),
+        *names(Fleet(), "--sampler"),
+    }
     known |= {f"--rewards.rules.N.{each.name}" for each in fields(rule)}
     known |= {"--data", "--eval-data", "--run", "--track"}  # flags of the command itself
     for page in ("from-trl", "from-verl"):

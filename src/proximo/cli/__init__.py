@@ -43,7 +43,7 @@ Train language models by reinforcement learning, and see what each update did.
                        measure how often a model solves each row of a data file, to train on those in between
   proximo plan [PRESET | run.toml] [--model MODEL] [--algorithm NAME] [--gpu NAME] [--field VALUE ...]
                        predict memory and seconds per step on a GPU, before any weights, and say what would fit
-  proximo job slurm|kubernetes run.toml --run DIR [--nodes N] [--gpus N] [--out FILE]
+  proximo job slurm|kubernetes|kuberay run.toml --run DIR [--nodes N] [--gpus N] [--out FILE]
                        write the job file of a run on several nodes of a cluster
   proximo selfcheck [PRESET | run.toml] [--algorithm NAME] [--field VALUE ...]
                        check in about a minute that model, task and algorithm work together
@@ -81,9 +81,8 @@ Train language models by reinforcement learning, and see what each update did.
 
 Every command has --help; proximo --version prints the version, and
 proximo --print-completion bash|zsh|fish a script that completes commands, flags and their values with the Tab key.
---json (train, iterate, fork, eval, plan, selfcheck, sft, reward-model, dpo) prints the result as JSON on stdout,
-progress on stderr.
---dry-run (train) checks and prints the resolved run without starting it.
+--json (of most commands; their --help says so) prints the result as JSON on stdout, progress on stderr.
+--dry-run (train, compare, study) checks and prints what would run without starting it.
 Repeating a command with the same --run resumes a run that ended early. On resume, --allow-change FIELD permits a
 changed field, and --accept-lost-rows (also of compare) continues although metrics.jsonl or ledger.jsonl has lost rows.
 """

@@ -1,6 +1,6 @@
 """Where each default comes from: the paper's equation or section, in our words.
 
-"Second-hand" marks what was not read in the paper itself but in notes that agree with the released code.
+"Second-hand" marks what was read neither in the paper nor in its authors' code, but in notes that agree with others' code.
 A stage that a card does not mention is left empty by the paper too.
 """
 
@@ -76,7 +76,7 @@ CARDS = (
             "anchor": f"eq. 5: {OLD}",
             "ratio": "eq. 7: geometric mean over the tokens, so that lengths are comparable",
             "gate": "eq. 5 with the ranges of section 5.1: 3e-4 and 4e-4",
-            "kl": "left out of eq. 5 for brevity; the authors train without it (second-hand)",
+            "kl": "left out of eq. 5 for brevity",
             "weights": "eq. 5: mean over completions",
         },
     ),
@@ -116,12 +116,21 @@ CARDS = (
     Card(
         "reinforce-pp", algorithms.REINFORCE_PP, "REINFORCE++", "arXiv 2501.03262",
         "No groups: returns normalised over the whole batch.",
-        {"shape": "k1, 0.001 (second-hand)", "advantage": "return-to-go, batch normalised (second-hand)", "gate": "0.2 (second-hand)"},
+        {
+            "shape": "k1 in the reward; β 0.001 (second-hand): the authors' scripts have 1e-4 to 0.01",
+            "advantage": "return-to-go, normalised over the tokens of the batch (the authors' code)",
+            "gate": "0.2 (the authors' code)",
+            "weights": "mean over a completion's tokens, as the authors' code until April 2025; a token mean since",
+        },
     ),
     Card(
         "reinforce-pp-baseline", algorithms.REINFORCE_PP_BASELINE, "REINFORCE++ with a group baseline", "arXiv 2501.03262",
         "The group's mean as baseline, the batch as scale.",
-        {"advantage": "group mean, batch normalised (second-hand)", "gate": "0.2 (second-hand)"},
+        {
+            "advantage": "group mean, normalised over the tokens of the batch (the authors' code)",
+            "gate": "0.2 (the authors' code)",
+            "kl": "the authors add k2 in the loss, 1e-5 to 1e-3; none here",
+        },
     ),
     Card(
         "cispo", algorithms.CISPO, "Clipped IS-weight Policy Optimization", "MiniMax-M1, arXiv 2506.13585",
@@ -129,19 +138,19 @@ CARDS = (
         {
             "shape": "section 3.1: length penalty of DAPO",
             "keep": "section 3.1: dynamic sampling of DAPO",
-            "gate": "section 3.1: no lower bound; ε_high is not disclosed, a cap of 5 is ScaleRL's (second-hand)",
+            "gate": "section 3.1: no lower bound; ε_high is not disclosed; a cap of 5 is TRL's, and ScaleRL saw no difference between 4, 5 and 8",
             "weights": "section 3.1: over all tokens",
         },
     ),
     Card(
         "gmpo", algorithms.GMPO, "Geometric-Mean Policy Optimization", "arXiv 2507.20673",
         "Clips each token in log space, then takes the geometric mean.",
-        {"gate": "e^−0.4 to e^0.4, on the side the advantage pushes to (second-hand)"},
+        {"gate": "e^−0.4 to e^0.4, on the side the advantage pushes to (the authors' code)"},
     ),
     Card(
         "gpg", algorithms.GPG, "Group Policy Gradient", "arXiv 2504.02546",
         "Plain policy gradient, made up for the groups that teach nothing.",
-        {"advantage": "α = B/(B − M), M rows in dead groups; no std (second-hand)", "gate": "no surrogate (second-hand)"},
+        {"advantage": "α = B/(B − M), M rows in dead groups; no std (the authors' code)", "gate": "no surrogate"},
     ),
     Card(
         "bnpo", algorithms.BNPO, "Beta Normalization Policy Optimization", "arXiv 2506.02864",
@@ -152,16 +161,16 @@ CARDS = (
         "vapo", algorithms.VAPO, "Value-based Augmented PPO", "arXiv 2504.05118",
         "PPO for long reasoning: the value model learns from whole returns, λ grows with length.",
         {
-            "advantage": "λ_critic 1, λ_policy 1 − 1/(0.05·l) (second-hand); whitening as PPO",
-            "gate": "0.2 and 0.28 (second-hand)",
-            "weights": "token mean (second-hand)",
-            "extra": "0.1 · NLL of correct completions (second-hand)",
+            "advantage": "λ_critic 1, λ_policy 1 − 1/(0.05·l) (section 4); whitening as PPO",
+            "gate": "0.2 and 0.28 (section 5.1)",
+            "weights": "eq. 7: token mean",
+            "extra": "eq. 9: 0.1 · NLL of correct completions",
         },
     ),
     Card(
         "clip-cov", algorithms.CLIP_COV, "Clip-Cov", "The Entropy Mechanism, arXiv 2505.22617",
         "Keeps entropy by dropping a few tokens whose covariance would collapse it.",
-        {"select": "settings: share 2e-4, bounds 1 and 5", "gate": "on top of PPO's clip"},
+        {"select": "settings: share 2e-4, bounds 1 and 5", "gate": "none in the formula; the authors' scripts have widths of 1, which stop r > 2 alone"},
     ),
     Card(
         "kl-cov", algorithms.KL_COV, "KL-Cov", "The Entropy Mechanism, arXiv 2505.22617",
@@ -171,23 +180,23 @@ CARDS = (
     Card(
         "lite-ppo", algorithms.LITE_PPO, "Lite PPO", "arXiv 2508.08221",
         "Group mean, batch std, token mean: GRPO with two choices changed.",
-        {"advantage": "group mean, batch std (second-hand)", "weights": "token mean (second-hand)"},
+        {"advantage": "section 3.1: group mean, batch std", "weights": "token mean"},
     ),
     Card(
-        "luspo", algorithms.LUSPO, "Length-Unbiased Sequence Policy Optimization", "TRL's source",
+        "luspo", algorithms.LUSPO, "Length-Unbiased Sequence Policy Optimization", "arXiv 2602.05261",
         "GSPO whose loss is multiplied by the length.",
-        {"gate": "2e-3 and 2.5e-3 (second-hand)", "weights": "sum over tokens (second-hand)"},
+        {"gate": "section 5.1: 2e-3 and 2.5e-3", "weights": "eq. 7: sum over tokens, mean over completions"},
     ),
     Card(
-        "vespo", algorithms.VESPO, "Variational Sequence-Level Soft Policy Optimization", "TRL's source",
+        "vespo", algorithms.VESPO, "Variational Sequence-Level Soft Policy Optimization", "arXiv 2602.10693",
         "A smooth weight on the product ratio that fades on both sides of 1.",
-        {"gate": "k 2, λ 3 for A ≥ 0; k 3, λ 2 for A < 0: TRL's defaults", "weights": "token mean, as TRL"},
+        {"gate": "k 2, λ 3 for A ≥ 0; k 3, λ 2 for A < 0 (the authors' scripts)", "weights": "token mean"},
     ),
     Card(
         "distill", algorithms.DISTILL, "On-policy distillation", "arXiv 2306.13649; Thinking Machines Lab, 2025",
         "The student samples; a teacher's log-prob of each token, minus the student's own, is the token's advantage.",
         {
-            "advantage": "minus the reverse KL of each token, no discount: each token counts for itself (second-hand)",
+            "advantage": "minus the reverse KL of each token, no discount: each token counts for itself (tinker-cookbook's code)",
             "gate": "PPO's clip, which matters after the first of several updates",
             "weights": "token mean",
         },
@@ -203,7 +212,7 @@ CARDS = (
     ),
     Card(
         "online-dpo", algorithms.ONLINE_DPO, "Online DPO", "DPO, arXiv 2305.18290; online: arXiv 2402.04792",
-        "DPO's loss on the best and the worst completion that the policy has just sampled for a prompt.",
+        "DPO's loss on the best and the worst completion that the policy has just sampled for a prompt; the paper samples two.",
         {
             "keep": "a pair needs two outcomes that differ",
             "advantage": "the gradient of DPO's eq. 7, β 0.1, for the policy that sampled",

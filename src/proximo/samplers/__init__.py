@@ -41,11 +41,13 @@ class SamplingOptions:
     temperature: float = 1.0
     """Sampling temperature, by which logits are divided. 0: greedy, the most likely token, whose log-prob is then 0."""
     top_p: float = 1.0
-    """Probability mass of the smallest set of most likely tokens to draw from (nucleus sampling). 1: all tokens."""
+    """Probability mass of the smallest set of most likely tokens to draw from (nucleus sampling). 1: all tokens.
+    Refused in training, where ratios need the whole distribution; for evaluation, chat and serving."""
     top_k: int | None = None
-    """Number of most likely tokens to draw from. None: all tokens."""
+    """Number of most likely tokens to draw from. None: all tokens. Refused in training, as `top_p`."""
     min_p: float = 0.0
-    """Smallest probability to draw from, as a share of the most likely token's. 0: all tokens."""
+    """Smallest probability to draw from, as a share of the most likely token's. 0: all tokens. Refused in training,
+    as `top_p`."""
     max_tokens: int = 256
     """Maximum tokens of a completion; one that has not ended by then is cut."""
     stop: tuple[str, ...] = ()

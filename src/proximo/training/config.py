@@ -138,7 +138,7 @@ class EvaluationOptions:
     samples: int = 0
     """Completions per problem for mean@k and pass@k, at the sampling temperature. 0: greedy accuracy only."""
     metric: str = "outcome"
-    """Held-out number that is to grow: by it patience, target and the best checkpoint are decided. A name as in
+    """Held-out metric, higher is better, that decides `patience`, `target` and the best checkpoint. A name as in
     metrics.jsonl without `held_out/`: `accuracy`, `reward`, `pass_at_k`, `parts/format`."""
     patience: int | None = None
     """Evaluations in a row without a better `metric` that end the run early; needs `every`. None: never end early."""

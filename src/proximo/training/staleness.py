@@ -19,11 +19,11 @@ class AheadOptions:
     bit. `in_flight`: after every training step, which interrupts completions; they continue with the new weights.
     Needs sampler Fleet; `staleness` is then the largest age of a group's first token, and a run does not repeat."""
     window: float = 0.0
-    """Groups that may pass one that takes long, as a multiple of `training.groups`; `in_flight` only. Fewer groups are
-    then sampled at a time, so that the bound on staleness holds."""
+    """Groups that may overtake a slow group, as a multiple of `training.groups`; `in_flight` only. As many fewer are in
+    flight, so that the bound on staleness holds."""
     expire: float | None = None
-    """Seconds that a step which could be filled with other groups waits for older ones before they are given up;
-    `in_flight` only. None: it waits until they have ended."""
+    """Seconds after which a slow group is dropped, if other groups can fill the step; `in_flight` only. None: the step
+    waits for it."""
 
     def __post_init__(self) -> None:
         if self.staleness < 0:
