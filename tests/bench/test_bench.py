@@ -32,7 +32,7 @@ from proximo.bench.tables.step import Beside
 from proximo.bench.tables.train import CPU_WITHOUT, Exact
 from proximo.bench.timing import Ratio, Times, Watch, interleaved
 from proximo.bench.workloads import C_TINY, MEDIUM, TAIL, Tail, Workload
-from proximo.samplers.partial import end_tokens
+from proximo.models.ends import end_tokens
 from tests.processes import Script
 
 SMALLEST = Workload("smallest", TINY, 2, 2, 6, 4, 4)

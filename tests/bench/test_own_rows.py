@@ -19,8 +19,8 @@ from proximo.bench.tables import rollout, step
 from proximo.bench.tables.rollout import Beside
 from proximo.bench.timing import Watch
 from proximo.bench.workloads import ENDS_1000, ENDS_2000, MEDIUM, Ends, Workload
+from proximo.models.ends import end_tokens
 from proximo.samplers.embedded.buffers import BufferPool
-from proximo.samplers.partial import end_tokens
 from tests.bench.test_bench import SMALLEST, Ticks, alone, quiet
 
 ENDING = replace(SMALLEST, name="ending", completion=Ends(4, 12))

@@ -99,7 +99,7 @@ def test_beta_normalized_divides_by_the_density_with_the_least_variance(rates):
     logarithm is 2·ln B(α, β) + ln B(a + 3 − 2α, b + 3 − 2β) up to a constant."""
     spread = torch.tensor(rates).double()
     alpha, beta = BetaNormalized.fit(spread, feedback(spread, torch.arange(len(rates))))
-    mean, variance = spread.mean(), spread.var()
+    mean, variance = float(spread.mean()), float(spread.var())
     concentration = max(0.0, mean * (1 - mean) / variance - 1)
 
     def log_beta(x: float, y: float) -> float:

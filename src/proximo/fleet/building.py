@@ -19,11 +19,11 @@ from proximo.fleet.servers.command import WITH_ADAPTERS, WITH_ROUTES, Command, s
 from proximo.fleet.servers.server import Starts, start_here
 from proximo.fleet.sync import make_sync, write_weights
 from proximo.fleet.vllm import VllmEngine
+from proximo.models.ends import end_tokens
 from proximo.models.model_types import PreTrainedTokenizerBase
 from proximo.models.positions import reach_of
 from proximo.models.routing import needed_routers, router_layers
 from proximo.samplers import SampledPolicy
-from proximo.samplers.partial import end_tokens
 from proximo.storage.scratch import Scratch
 
 SAY_ROUTES = ("cuda",)

@@ -11,12 +11,13 @@ from proximo.fleet.engine import Draw, Engine, EngineLost, Generated
 from proximo.fleet.probe import Gap, Probe
 from proximo.fleet.roster import FleetLost, Roster
 from proximo.fleet.sync import WeightSync, in_parallel
+from proximo.models.ends import end_tokens
 from proximo.models.model_types import PreTrainedModel, PreTrainedTokenizerBase
 from proximo.models.positions import check_requests
 from proximo.samplers import SampledPolicy, SamplerEvent, SamplingOptions, Stream
 from proximo.samplers.begun import BegunRequests
 from proximo.samplers.lanes import Interval
-from proximo.samplers.partial import PartialCompletion, TokenWriter, end_tokens, partials_of
+from proximo.samplers.partial import PartialCompletion, TokenWriter, partials_of
 from proximo.storage.scratch import Scratch
 from proximo.types import Completion, Request
 

@@ -54,7 +54,7 @@ def load_model(
     """
     import transformers
 
-    if has_score(read_config(str(_opened(path, weights=True)))):
+    if has_score(read_config(str(opened(path, weights=True)))):
         raise ValueError(f"path {path!r} holds a reward model, which scores and cannot speak: give a causal model")
     model, absent = load_weights(
         path, transformers.AutoModelForCausalLM, dtype=dtype, device=device, keep_adapter=keep_adapter
@@ -72,7 +72,7 @@ def load_model(
 
 def read_config(path: str) -> PreTrainedConfig:
     """What a model is, without its weights; of an adapter, what its base model is."""
-    folder = _opened(path, weights=False)
+    folder = opened(path, weights=False)
     if is_adapter(folder):
         return read_config(base_of(str(folder)))
     if not (folder / "config.json").is_file():
@@ -110,7 +110,7 @@ def load_weights(
     """
     import transformers
 
-    folder = _opened(path, weights=True)
+    folder = opened(path, weights=True)
     if is_adapter(folder):
         dtype = dtype or torch.float32  # to merge in
         model, absent = load_weights(base_of(str(folder)), kind, dtype=dtype, config=config, unused=unused)
@@ -168,12 +168,12 @@ def skeleton(path: str, config: PreTrainedConfig | None = None) -> PreTrainedMod
 
 def base_of(path: str) -> str:
     """Where a model's weights are: itself, or of an adapter its base model, which has to be a whole one."""
-    folder = _opened(path, weights=False)
+    folder = opened(path, weights=False)
     if not is_adapter(folder):
         return path
     base = base_name(folder)
     try:
-        if not is_adapter(_opened(base, weights=False)):
+        if not is_adapter(opened(base, weights=False)):
             return base
     except ValueError as error:
         raise ValueError(f"path {path!r} is an adapter whose base model cannot be opened: {error}") from error
@@ -186,7 +186,7 @@ def _dtype_of_files(folder: Path) -> torch.dtype:
     return torch.float32 if others else HALVES.get(found, torch.float32)
 
 
-def _opened(path: str, *, weights: bool) -> Path:
+def opened(path: str, *, weights: bool) -> Path:
     """The folder of a model, fetched where it is on the hub, when nothing in it is refused."""
     from huggingface_hub import snapshot_download
 
@@ -267,7 +267,7 @@ def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
     """The tokenizer of a folder or a hub id."""
     import transformers
 
-    folder = _opened(path, weights=False)
+    folder = opened(path, weights=False)
     config = read_config(str(folder)) if (folder / "config.json").is_file() or is_adapter(folder) else None
     if not any(any(folder.glob(name)) for name in VOCABULARIES):  # transformers would make up an empty one
         if is_adapter(folder):

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad as widened
 
+from proximo.models.ends import declared_ends
 from proximo.models.loading import has_score, load_tokenizer, load_weights, read_config
 from proximo.models.model_types import PreTrainedConfig, PreTrainedModel
 from proximo.models.packing.layout import pad
@@ -133,8 +134,11 @@ def _until_scored(
 
 
 def _config(path: str) -> PreTrainedConfig:
-    """With one label; a head of several is no reward model."""
+    """With one label; a head of several is no reward model. All end tokens are in it: such a model has no other file
+    that names them, and what it reads later must end as what it is trained on."""
     config = read_config(path)
+    ends = sorted(declared_ends(path))
+    config.eos_token_id = ends if len(ends) > 1 else config.eos_token_id
     if has_score(config) and config.num_labels != 1:
         raise ValueError(f"path {path!r}: a classifier of {config.num_labels} labels; a reward model has 1")
     config.num_labels = 1

@@ -176,18 +176,6 @@ def _routes(partial: PartialCompletion) -> Int[Tensor, "T L K"] | None:
     return torch.stack([*partial.routes, torch.full_like(partial.prompt_routes[0], UNKNOWN)])
 
 
-def end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
-    """Every token that ends a completion: models of conversations often have two."""
-    declared = model.generation_config.eos_token_id if model.generation_config else None
-    found: set[int] = set()
-    for tokens in (model.config.eos_token_id if declared is None else declared, tokenizer.eos_token_id):
-        if isinstance(tokens, int):
-            found.add(tokens)
-        elif tokens is not None:
-            found.update(int(token) for token in tokens)
-    return frozenset(found)
-
-
 @contextmanager
 def evaluating(model: PreTrainedModel, *, in_shards: bool = False) -> Iterator[None]:
     """No dropout and no gradients inside; the learner finds its model as it left it."""

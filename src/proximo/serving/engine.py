@@ -11,12 +11,13 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from proximo.models.ends import end_tokens
 from proximo.models.model_types import PreTrainedModel, PreTrainedTokenizerBase
 from proximo.models.positions import reach_of
 from proximo.models.tokens.tokenizing import ReplyReader
 from proximo.samplers.drawing import turn_key
 from proximo.samplers.embedded import local_sampler
-from proximo.samplers.partial import PartialCompletion, end_tokens
+from proximo.samplers.partial import PartialCompletion
 from proximo.serving.jobs import Finish, Job, Piece
 from proximo.serving.logprobs import prompt_logprobs, token_logprobs
 from proximo.serving.text import TextStream

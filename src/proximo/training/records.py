@@ -132,6 +132,9 @@ class Evaluation:
     pass_at_k: float | None = None
     pass_low: float | None = None
     pass_high: float | None = None
+    outcome_half_width: float | None = None
+    """Half the width of the mean outcome's 95 % interval, Student's t over problems; NaN for fewer than two. None where
+    each outcome is 1 or 0: the accuracy's interval is that of the outcome."""
     sources: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     """Accuracy, its interval, outcome and counts of each source, if the problems come from several."""
 

@@ -11,6 +11,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from proximo.models import Precision, load_tokenizer, pick_device, pick_dtype, problem_tokens
 from proximo.models.compiling import allow_compiling
+from proximo.models.ends import declared_ends
 from proximo.models.model_types import PreTrainedTokenizerBase
 from proximo.models.positions import check_length
 from proximo.models.reward_models import completion_scores, load_reward_model
@@ -128,6 +129,7 @@ class ScoringModel:
         self.mean, self.deviation = options.mean, options.deviation
         self.same_tokens = same_tokens(own, policy)
         self.tokenizer = policy if self.same_tokens else own
+        self.ends = declared_ends(path)
         try:
             problem_tokens(self.tokenizer, problem)
         except (ValueError, TemplateError) as error:
@@ -182,12 +184,12 @@ class ScoringModel:
         """A finished completion ends with an end token, a truncated one does not."""
         finished = completion.finish == "stop"
         if not self.same_tokens:
-            tokens = completion_tokens(self.tokenizer, problem.prompt, completion.text)
+            tokens = completion_tokens(self.tokenizer, problem.prompt, completion.text, self.ends)
             return tokens if finished else tokens[:-1]
         tokens = completion.tokens
         # One that a stop string ended has it in its tokens but not in its text, and no end token of its own.
         is_open = finished and (not tokens or tokens[-1] not in self.tokenizer.all_special_ids)
-        return completion_tokens(self.tokenizer, problem.prompt, completion.text) if is_open else tokens
+        return completion_tokens(self.tokenizer, problem.prompt, completion.text, self.ends) if is_open else tokens
 
 
 def same_tokens(judge: PreTrainedTokenizerBase, policy: PreTrainedTokenizerBase) -> bool:

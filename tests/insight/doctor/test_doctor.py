@@ -121,6 +121,39 @@ def test_the_verdict_is_one_sentence(tmp_path, rows, ended, sentence):
     assert check_up(RunFolder(write_run(tmp_path / "run", rows, ended=ended))).verdict.sentence == sentence
 
 
+def graded(step: int, outcome: float, **more: float) -> dict[str, Any]:
+    """An evaluation of answers that are not just right or wrong."""
+    numbers = {"accuracy": 1.0, "low": 0.9, "high": 1.0, "problems": 60, "outcome": outcome, **more}
+    return {"step": step} | {f"held_out/{name}": value for name, value in numbers.items()}
+
+
+@pytest.mark.parametrize(
+    ("evaluations", "said"),
+    [
+        # Scores of any size have the interval that was measured, not that of shares: ± √2 · 70.
+        (
+            [graded(0, 480.0, outcome_half_width=70.0), graded(30, 525.0, outcome_half_width=70.0)],
+            "no clear change, +45.000 (−53.995 to 143.995) of held-out outcome in 30 steps",
+        ),
+        # At first all answers are wrong, and their interval is Wilson's.
+        (
+            [evaluated(0, 0), graded(30, 0.6, accuracy=0.2, outcome_half_width=0.05)],
+            "learned, +60.0 points (53.8 to 66.2) of held-out outcome in 30 steps",
+        ),
+        # Of a run of an earlier version: shares are accurate to 1/√problems, of others nothing is known.
+        (
+            [graded(0, 0.5), graded(30, 0.6)],
+            "no clear change, +10.0 points (−8.3 to 28.3) of held-out outcome in 30 steps",
+        ),
+        ([graded(0, 480.0), graded(30, 525.0)], "held-out outcome 480 → 525 in 30 steps"),
+    ],
+)
+def test_graded_answers_have_the_interval_that_was_measured(tmp_path, evaluations, said):
+    first, last = evaluations
+    run = write_run(tmp_path / "run", [first, *steps(30), last], ended="finished")
+    assert check_up(RunFolder(run)).verdict.sentence == f"{said}; no warnings"
+
+
 def test_a_run_is_judged_by_the_metric_of_its_evaluation(tmp_path):
     sampled = {"held_out/k": 4, "held_out/mean_half_width": 0.03}
     first, last = ({"held_out/mean_at_k": value} | sampled for value in (0.43, 0.85))

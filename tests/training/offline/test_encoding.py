@@ -67,6 +67,20 @@ def test_a_reply_is_what_the_template_makes_of_it():
         assert said[len(prompt_tokens(tokenizer, prompt)) :].count(end) == 1
 
 
+def test_a_turn_may_end_otherwise_than_a_text():
+    """Models of conversations name two ends; the one that the template writes is learned where the model ends there."""
+    tokenizer = tiny_tokenizer()
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>"]})
+    tokenizer.chat_template = CHATML
+    turn = tokenizer.convert_tokens_to_ids("<|im_end|>")
+    assert isinstance(turn, int)
+    assert completion_tokens(tokenizer, HI, "yo")[-1] == EOS  # a model that knows no other end would not stop there
+    assert completion_tokens(tokenizer, HI, "yo", {EOS, turn}) == (*spelled("yo"), turn)
+    assert completion_tokens(tokenizer, "12+7=", "19", {EOS, turn}) == (*spelled("19"), EOS)
+    with pytest.raises(ValueError, match=r"contains '<\|im_end\|>' before its end"):
+        completion_tokens(tokenizer, HI, "y<|im_end|>o", {EOS, turn})
+
+
 def test_a_template_may_write_more_than_the_reply():
     # As reasoning models do: an empty thought before every last reply.
     thought = "('<think></think>' if loop.last and message['role'] == 'assistant' else '')"

@@ -63,7 +63,7 @@ def run_jobs(
     the module that each process runs. `until`: reading of the monotonic clock after which no job is started; those
     that run GRACE seconds later save and end.
     """
-    left, running, failures = deque(jobs), dict[Job, Process](), list[Failure]()
+    left, running, failures = deque(jobs), list[tuple[Job, Process]](), list[Failure]()
     processes = starter(worker, _on_cpu(job.config for job in jobs))
     with Stop() as stop:
         try:
@@ -72,20 +72,21 @@ def run_jobs(
                 if time.monotonic() >= until:
                     left.clear()
                 if time.monotonic() >= until + GRACE:
-                    _end(running.values())
+                    _end(process for _, process in running)
                     break
                 while left and len(running) < most:
                     job = left.popleft()
-                    running[job] = _start(job, place, machines[job.contender], accept_lost, processes)
+                    running.append((job, _start(job, place, machines[job.contender], accept_lost, processes)))
                     started(job)
-                for job in [job for job, process in running.items() if process.poll() is not None]:
-                    failure = _failure(job, running.pop(job).returncode, place.log(job))
+                for job, process in [each for each in running if each[1].poll() is not None]:
+                    running.remove((job, process))
+                    failure = _failure(job, process.returncode, place.log(job))
                     failures += [] if failure is None else [failure]
                     ended(job, failure)
-                waiting(list(running))
+                waiting([job for job, _ in running])
                 time.sleep(LOOK_SECONDS)
         except BaseException:
-            _end(running.values())
+            _end(process for _, process in running)
             raise
         finally:
             processes.close()

@@ -71,7 +71,7 @@ def held_out_change(rows: Sequence[Row]) -> Change | None:
     is_right_or_wrong = all(_is_right_or_wrong(row) for row in (first, last))
     name = "accuracy" if is_right_or_wrong else "outcome"
     before, after = (number(row, f"held_out/{name}") for row in (first, last))
-    low, high = _newcombe(first, last) if is_right_or_wrong else _rough(first, last)
+    low, high = _newcombe(first, last) if is_right_or_wrong else _of_outcomes(first, last)
     steps = int(number(last, "step") - number(first, "step"))
     return Change(f"held-out {name}", before, after, low, high, steps, _is_share(before, after))
 
@@ -130,12 +130,23 @@ def _newcombe(first: Row, last: Row) -> tuple[float, float]:
     return q - p - math.hypot(q - lower, high - p), q - p + math.hypot(higher - q, p - low)
 
 
-def _rough(first: Row, last: Row) -> tuple[float, float]:
-    """For outcomes from 0 to 1: each is accurate to 1/√problems, as the health rules assume."""
-    gain = number(last, "held_out/outcome") - number(first, "held_out/outcome")
-    sizes = [number(row, "held_out/problems") for row in (first, last)]
-    half = math.hypot(*(1 / math.sqrt(size) if size > 0 else math.nan for size in sizes))
+def _of_outcomes(first: Row, last: Row) -> tuple[float, float]:
+    """From the interval of each mean; it leaves out that both evaluations have the same problems, too. Earlier versions
+    did not write it: a mean of outcomes from 0 to 1 is then taken to be accurate to 1/√problems, as the health rules
+    assume, and of others nothing is known."""
+    means = [number(row, "held_out/outcome") for row in (first, last)]
+    halves = [_half(row) for row in (first, last)]
+    if any(map(math.isnan, halves)):
+        sizes = [number(row, "held_out/problems") for row in (first, last)]
+        halves = [1 / math.sqrt(size) if size > 0 and _is_share(*means) else math.nan for size in sizes]
+    half, gain = math.hypot(*halves), means[1] - means[0]
     return gain - half, gain + half
+
+
+def _half(row: Row) -> float:
+    """Half the width of the interval of a mean outcome; NaN if not known. Graded answers may be all wrong, too."""
+    p, low, high = (number(row, f"held_out/{name}") for name in ("accuracy", "low", "high"))
+    return max(high - p, p - low) if _is_right_or_wrong(row) else number(row, "held_out/outcome_half_width")
 
 
 def _word(change: Change | None, steps: int, standing: Sequence[Finding], state: State) -> tuple[str, Tone]:

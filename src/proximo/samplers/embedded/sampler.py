@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+from proximo.models.ends import end_tokens
 from proximo.models.model_types import PreTrainedModel, PreTrainedTokenizerBase
 from proximo.models.packing.attention import uses_our_attention
 from proximo.models.positions import check_requests
@@ -18,7 +19,7 @@ from proximo.samplers import RunSamplers, SampledPolicy, SamplingOptions, Stream
 from proximo.samplers.embedded.buffers import BufferPool, plan_for
 from proximo.samplers.embedded.captured import compiled_states
 from proximo.samplers.embedded.decoding import Decoding
-from proximo.samplers.partial import Listener, TokenWriter, end_tokens, evaluating, partials_of
+from proximo.samplers.partial import Listener, TokenWriter, evaluating, partials_of
 from proximo.samplers.plain import PlainSampler
 from proximo.types import Completion, Request
 

@@ -17,6 +17,7 @@ from proximo.models.adapters.lora import Lora, add_lora
 from proximo.models.adapters.quantized import check_quantization
 from proximo.models.adapters.starting import base_for
 from proximo.models.compiling import allow_compiling
+from proximo.models.ends import declared_ends
 from proximo.models.model_types import PreTrainedModel
 from proximo.models.shipped import resolve
 from proximo.tensor_types import Float
@@ -96,7 +97,7 @@ def _dpo(config: DpoConfig, attempt: Attempt, say: Callable[[str], None], ranks:
             f"reference is {config.reference!r}, model {config.model!r}: their vocabularies differ, so their "
             "log-probs cannot be compared; use a reference with the model's own tokenizer"
         )
-    data = prepare(config.data, read_rankings, tokenizer)
+    data = prepare(config.data, read_rankings, tokenizer, declared_ends(path))
     known = None if config.reference_logprobs is None else read_reference(config.reference_logprobs, data)
     shared, batch, budget = reference_path == path, config.fit.batch, config.fit.token_budget
     model = _loaded(config, reference_path, ranks if shared else None)

@@ -1,6 +1,6 @@
 """Texts encoded as rows of tokens. Only the tokenizer is needed, so bad data is found before a model loads."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -54,14 +54,17 @@ class Prepared:
             log.event(0, "skipped_rows", f"{len(self.mistakes)} bad rows left out:\n{self.mistakes}")
 
 
-def prepare(data: DataFile, read: Reader[Item], tokenizer: PreTrainedTokenizerBase) -> Prepared:
-    """Read, split and encode a file; a ValueError lists everything that is wrong with it.
+def prepare(
+    data: DataFile, read: Reader[Item], tokenizer: PreTrainedTokenizerBase, ends: Collection[int] = ()
+) -> Prepared:
+    """Read, split and encode a file; a ValueError lists everything that is wrong with it. `ends` are as in
+    `completion_tokens`.
 
     Example: prepare(DataFile("pairs.jsonl"), read_rankings, tokenizer)
     """
     mistakes = Mistakes()
     items, kept = read_splits(read, data.path, data.held_out, mistakes)
-    train, held_out = (encode(tokenizer, part, data.max_tokens, mistakes) for part in (items, kept))
+    train, held_out = (encode(tokenizer, part, data.max_tokens, mistakes, ends) for part in (items, kept))
     if not data.skip_bad:
         mistakes.refuse(f"data.path is {data.path!r}, with bad rows (`data.skip_bad=True` leaves them out):")
     refuse_empty(len(train), len(held_out), data.path, data.held_out, remedy="a larger share, a file, or 0 for none")
@@ -69,27 +72,34 @@ def prepare(data: DataFile, read: Reader[Item], tokenizer: PreTrainedTokenizerBa
 
 
 def encode(
-    tokenizer: PreTrainedTokenizerBase, items: Sequence[Example | Ranking], max_tokens: int, mistakes: Mistakes
+    tokenizer: PreTrainedTokenizerBase,
+    items: Sequence[Example | Ranking],
+    max_tokens: int,
+    mistakes: Mistakes,
+    ends: Collection[int] = (),
 ) -> list[Encoded]:
-    """Encode every item that fits; one that is too long or that the chat template refuses is a mistake."""
+    """Encode every item that fits; one that is too long or that the chat template refuses is a mistake. `ends` are as
+    in `completion_tokens`."""
     _end(tokenizer)  # a missing end token is not the fault of any item, so check it first
     encoded = []
     for item in items:
         try:
-            encoded.append(_encoded(tokenizer, item, max_tokens))
+            encoded.append(_encoded(tokenizer, item, max_tokens, ends))
         except ValueError as error:
             mistakes.add(item.place, str(error))
     return encoded
 
 
-def _encoded(tokenizer: PreTrainedTokenizerBase, item: Example | Ranking, max_tokens: int) -> Encoded:
+def _encoded(
+    tokenizer: PreTrainedTokenizerBase, item: Example | Ranking, max_tokens: int, ends: Collection[int]
+) -> Encoded:
     prompt = prompt_tokens(tokenizer, item.prompt)
     if len(prompt) >= max_tokens:
         raise ValueError(
             f"the prompt alone has {len(prompt)} tokens, and data.max_tokens is {max_tokens}: shorten it, or give more"
         )
     texts = (item.completion,) if isinstance(item, Example) else item.completions
-    completions = tuple(completion_tokens(tokenizer, item.prompt, text) for text in texts)
+    completions = tuple(completion_tokens(tokenizer, item.prompt, text, ends) for text in texts)
     longest = len(prompt) + max(map(len, completions))
     if longest > max_tokens:
         raise ValueError(
@@ -101,21 +111,28 @@ def _encoded(tokenizer: PreTrainedTokenizerBase, item: Example | Ranking, max_to
     return Encoded(item.place, prompt, completions, item.margin if isinstance(item, Ranking) else None)
 
 
-def completion_tokens(tokenizer: PreTrainedTokenizerBase, prompt: Prompt, text: str) -> tuple[int, ...]:
+def completion_tokens(
+    tokenizer: PreTrainedTokenizerBase, prompt: Prompt, text: str, ends: Collection[int] = ()
+) -> tuple[int, ...]:
     """The tokens that a sampler would have to generate after `prompt_tokens`: the text and one end token.
 
-    After a conversation these are the chat template's rendering of the reply, up to its first end token. If the
-    template writes none, or does not continue its own generation prompt, they are the reply itself and an end token.
+    After a conversation these are the chat template's rendering of the reply, up to its first end token: the
+    tokenizer's, or one of `ends`, which the model's own files name. If the template writes none, or does not continue
+    its own generation prompt, they are the reply itself and the tokenizer's end token.
     """
     end, word = _end(tokenizer)
-    if word in text.removesuffix(word):
-        raise ValueError(f"a completion contains {word!r} before its end: a sampler would have stopped there")
+    text = text.removesuffix(word)
+    every = {end, *ends}
+    for other in (word, *(str(tokenizer.convert_ids_to_tokens(each)) for each in sorted(every - {end}))):
+        if other and other in text:
+            raise ValueError(f"a completion contains {other!r} before its end: a sampler would have stopped there")
     asked = asked_text(tokenizer, prompt)
     if not isinstance(prompt, str):
         reply = _rendered_reply(tokenizer, prompt, asked, text)
-        if end in reply:
-            return reply[: reply.index(end) + 1]
-    return (*reply_tokens(tokenizer, asked, text.removesuffix(word)), end)
+        found = next((place for place, token in enumerate(reply) if token in every), None)
+        if found is not None:
+            return reply[: found + 1]
+    return (*reply_tokens(tokenizer, asked, text), end)
 
 
 def _end(tokenizer: PreTrainedTokenizerBase) -> tuple[int, str]:

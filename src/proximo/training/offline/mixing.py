@@ -4,6 +4,7 @@ import torch
 
 from proximo.data import DataFile, read_examples
 from proximo.data.mixing import Ptx
+from proximo.models.ends import end_tokens
 from proximo.models.model_types import PreTrainedModel, PreTrainedTokenizerBase
 from proximo.training.offline.encoding import prepare
 from proximo.training.offline.sft import Supervised
@@ -25,7 +26,8 @@ class MixedIn:
     ) -> None:
         """ValueError lists what is wrong with the file."""
         self._options, self._seed = options, seed
-        data = prepare(DataFile(options.path, held_out=0.0, max_tokens=options.max_tokens), read_examples, tokenizer)
+        file = DataFile(options.path, held_out=0.0, max_tokens=options.max_tokens)
+        data = prepare(file, read_examples, tokenizer, end_tokens(model, tokenizer))
         data.check_room(model)
         self._stage = Supervised(model, data.train, [], token_budget=token_budget)
 

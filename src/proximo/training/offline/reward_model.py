@@ -14,6 +14,7 @@ from proximo.maths.arithmetic import at_least_float32
 from proximo.maths.pairwise import BradleyTerry, calibration_error, pair_accuracy, ranked_pairs
 from proximo.models import Precision, load_tokenizer, pick_device, pick_dtype
 from proximo.models.compiling import allow_compiling
+from proximo.models.ends import declared_ends
 from proximo.models.model_types import PreTrainedModel
 from proximo.models.reward_models import completion_scores, load_reward_model, pad_token
 from proximo.models.shipped import resolve
@@ -72,8 +73,9 @@ def _trained(
     config: RewardModelConfig, attempt: Attempt, say: Callable[[str], None], ranks: HoldsStages | None
 ) -> dict[str, Any]:
     """Train; the result is a `Fitted` as a dict, as it is stored."""
-    tokenizer = load_tokenizer(resolve(config.model))
-    data = prepare(config.data, read_rankings, tokenizer)
+    path = resolve(config.model)
+    tokenizer = load_tokenizer(path)
+    data = prepare(config.data, read_rankings, tokenizer, declared_ends(path))
     model, held = open_model(config, ranks)
     if tokenizer.pad_token_id is None:  # padding with this tokenizer must use the token that the model ignores
         tokenizer.pad_token = tokenizer.convert_ids_to_tokens(pad_token(model.config))

@@ -28,6 +28,7 @@ from proximo.models.adapters.lora import Lora, add_lora
 from proximo.models.adapters.quantized import check_quantization, quantize
 from proximo.models.adapters.starting import base_for
 from proximo.models.compiling import allow_compiling
+from proximo.models.ends import declared_ends
 from proximo.models.model_types import PreTrainedModel, PreTrainedTokenizerBase
 from proximo.models.shipped import resolve
 from proximo.tasks import Arithmetic, Split, Task, TaskOptions
@@ -109,7 +110,7 @@ def _sft(config: SftConfig, attempt: Attempt, say: Callable[[str], None], ranks:
     if path is not None and config.adapter is not None:
         base_for(path)  # refuses what has no base before anything is read
     tokenizer = tiny_tokenizer() if path is None else load_tokenizer(path)
-    data = _prepared(config, tokenizer)
+    data = _prepared(config, tokenizer, frozenset() if path is None else declared_ends(path))
     model, held = open_model(config, ranks)
     data.check_room(model)
     stage = Supervised(model, data.train, data.held_out, token_budget=config.fit.token_budget, dynamic=config.dynamic)
@@ -207,15 +208,15 @@ class Supervised:
         return score_rows(self.model, rows).logprobs
 
 
-def _prepared(config: SftConfig, tokenizer: PreTrainedTokenizerBase) -> Prepared:
+def _prepared(config: SftConfig, tokenizer: PreTrainedTokenizerBase, ends: frozenset[int]) -> Prepared:
     if isinstance(config.data, DataFile):
-        return prepare(config.data, read_examples, tokenizer)
+        return prepare(config.data, read_examples, tokenizer, ends)
     data, mistakes = config.data, Mistakes()
     train = reference_examples(data.task, "train", data.examples, config.seed)
     held_out = reference_examples(data.task, "held_out", None, config.seed)
     prepared = Prepared(
-        encode(tokenizer, train, data.max_tokens, mistakes),
-        encode(tokenizer, held_out, data.max_tokens, mistakes),
+        encode(tokenizer, train, data.max_tokens, mistakes, ends),
+        encode(tokenizer, held_out, data.max_tokens, mistakes, ends),
         mistakes,
     )
     mistakes.refuse(f"data.task is {data.task}, with references that cannot be used:")

@@ -84,8 +84,10 @@ def summarised(found: Answers) -> Evaluation:
     grades = [rollout.grade for rollout in found.greedy]
     sources = [problem.source for problem in found.problems]
     names = dict.fromkeys(sources)
+    outcomes = [grade.outcome for grade in grades if not math.isnan(grade.outcome)]
     result = Evaluation(
         **_shares(grades),
+        outcome_half_width=None if set(outcomes) <= {0, 1} else half_width(outcomes),
         reward=known_mean(grade.reward for grade in grades),
         parts={
             name: known_mean(grade.parts.get(name, math.nan) for grade in grades)

@@ -144,6 +144,7 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
         "held_out/low": "lower end of the accuracy's 95 % interval (Wilson)",
         "held_out/high": "upper end of that interval",
         "held_out/outcome": "mean outcome of the greedy answers",
+        "held_out/outcome_half_width": "half the width of its 95 % interval, if outcomes are not just 1 or 0",
         "held_out/reward": "mean reward of the greedy answers",
         "held_out/parts/…": "mean of one part of that reward",
         "held_out/problems": "number of problems evaluated",

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from proximo.models import problem_tokens
+from proximo.models.ends import end_tokens
 from proximo.models.model_types import PreTrainedModel, PreTrainedTokenizerBase
 from proximo.models.tokens.spelling import Spelling
 from proximo.rewards.grading import grading
 from proximo.samplers import SamplingOptions
-from proximo.samplers.partial import end_tokens
 from proximo.tasks import Task
 from proximo.training.preflight.calibration import probed, short, with_references
 from proximo.training.rl.progress import prompt_text

@@ -15,11 +15,11 @@ from proximo.maths.pieces.keeping import KeepAll
 from proximo.models import score_rows, supports_packing
 from proximo.models.adapters.quantized import quantize
 from proximo.models.compiling import allow_compiling
+from proximo.models.ends import end_tokens
 from proximo.models.model_types import PreTrainedModel, PreTrainedTokenizerBase
 from proximo.models.shipped import resolve
 from proximo.models.values import OwnModel, value_model
 from proximo.samplers import Sampler, SamplingOptions, build_samplers
-from proximo.samplers.partial import end_tokens
 from proximo.tasks import Task
 from proximo.training.building import build_policy
 from proximo.training.config import RunConfig
