@@ -6,15 +6,16 @@ from dataclasses import replace
 import pytest
 
 from proximo import toml
-from proximo.algorithms import GRPO, RLOO
+from proximo.algorithms import GRPO, PPO, RLOO
 from proximo.cli import main
 from proximo.defaults import START, Default, Facts, defaults_for, facts_of, kept, with_defaults
 from proximo.environments import MultiTurn
 from proximo.models import tiny_model, tiny_tokenizer
 from proximo.models.adapters.lora import Lora
+from proximo.models.values import OwnModel, TrunkHead
 from proximo.rewards import ExactMatch
 from proximo.tasks import Arithmetic, File
-from proximo.training.config import EvaluationOptions, RunConfig, TrainingOptions
+from proximo.training.config import EvaluationOptions, RunConfig, TrainingOptions, ValueOptions
 
 GSM8K = Facts(
     parameters=1_500_000_000,
@@ -47,6 +48,19 @@ def test_a_model_of_billions_on_gsm8k():
     }
     assert found["steps"].reason == "one pass over the 6,726 prompts"
     assert "1.5 B" in found["training.learning_rate"].reason
+
+
+def test_a_model_without_packed_passes_gets_a_value_model_that_it_can_have():
+    with_values, padded = replace(START, algorithm=PPO), replace(GSM8K, is_packed=False)
+    found = chosen(padded, with_values)["value.form"]
+    assert str(found).startswith("value.form OwnModel: a copy of the policy;")
+    config = with_defaults(with_values, [found])
+    assert config.value == ValueOptions(OwnModel())
+    assert kept(config, [found]) == [found]
+    given = replace(with_values, value=ValueOptions(TrunkHead()))
+    for facts, asked in ((padded, START), (GSM8K, with_values), (padded, given)):
+        assert "value.form" not in chosen(facts, asked)
+    assert with_defaults(START, [found]) == START  # flags chose an advantage that needs values; they say so again
 
 
 @pytest.mark.parametrize(

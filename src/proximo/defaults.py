@@ -11,11 +11,13 @@ from proximo.maths.pieces.traits import AnchorTraits
 from proximo.models import load_tokenizer, problem_tokens
 from proximo.models.loading import read_config, skeleton
 from proximo.models.model_types import PreTrainedTokenizerBase
+from proximo.models.packing.support import supports_packing
 from proximo.models.positions import reach_of
 from proximo.models.shipped import resolve
+from proximo.models.values import OwnModel
 from proximo.rewards.grading import grading
 from proximo.tasks import Task
-from proximo.training.config import RunConfig, TrainingOptions
+from proximo.training.config import RunConfig, TrainingOptions, ValueOptions
 from proximo.training.preflight.calibration import probed
 from proximo.types import Problem
 
@@ -49,11 +51,13 @@ class Default:
 
     field: str
     """Path of the field, such as `sampling.max_tokens`."""
-    value: int | float
+    value: int | float | OwnModel
     reason: str
+    shown: str = ""
+    """What a person reads instead of the value."""
 
     def __str__(self) -> str:
-        return f"{self.field} {self.value}: {self.reason}"
+        return f"{self.field} {self.shown or self.value}: {self.reason}"
 
 
 @dataclass(frozen=True)
@@ -76,6 +80,8 @@ class Facts:
     problems: int | None
     """Number of training problems; None if endless."""
     held_out: int | None
+    is_packed: bool = True
+    """Whether the model is read in packed passes."""
 
 
 def facts_of(config: RunConfig) -> Facts:
@@ -86,8 +92,9 @@ def facts_of(config: RunConfig) -> Facts:
     path = resolve(config.model)
     tokenizer, reach = load_tokenizer(path), reach_of(read_config(path))
     answers = [text for problem in problems if (text := _answer(task, problem)) is not None]
+    shape = skeleton(path)
     return Facts(
-        parameters=sum(each.numel() for each in skeleton(path).parameters()),
+        parameters=sum(each.numel() for each in shape.parameters()),
         positions=None if reach is None else reach.tokens,
         thinks=_thinks(tokenizer, problems[0]),
         has_adapter=config.adapter is not None,
@@ -96,6 +103,7 @@ def facts_of(config: RunConfig) -> Facts:
         is_literal=not isinstance(config.environment, Acting) and _is_literal(task, problems[:4]),
         problems=task.size("train"),
         held_out=task.size("held_out"),
+        is_packed=supports_packing(shape),
     )
 
 
@@ -104,10 +112,12 @@ def defaults_for(config: RunConfig, facts: Facts) -> list[Default]:
     groups, steps = config.training.groups, config.steps
     if groups == GROUPS and facts.problems is not None:
         groups = min(GROUPS, facts.problems)
-    found = [_max_tokens(facts), _learning_rate(facts), *_batch(config, groups, facts)]
+    found = [_max_tokens(facts), _learning_rate(facts), *_value(config, facts), *_batch(config, groups, facts)]
     if steps == START.steps:
-        found.append(_steps(groups, facts))
-        steps = int(found[-1].value)
+        chosen = _steps(groups, facts)
+        found.append(chosen)
+        assert isinstance(chosen.value, int)
+        steps = chosen.value
     if not config.evaluation.problems:  # evaluation is switched off
         return found
     if steps >= 2 * EVALUATIONS:
@@ -124,7 +134,9 @@ def with_defaults(config: RunConfig, defaults: Sequence[Default]) -> RunConfig:
         tables.setdefault(table, {})[field] = each.value
     changes = tables.pop("", {})
     for table, fields in tables.items():
-        changes[table] = replace(getattr(config, table), **fields)
+        held = config.value_options if table == "value" else getattr(config, table)
+        if held is not None:  # flags may choose an advantage that needs values where the config's own does not
+            changes[table] = replace(held, **fields)
     return replace(config, **changes)
 
 
@@ -174,6 +186,13 @@ def _learning_rate(facts: Facts) -> Default:
     if facts.has_adapter:
         rate, why = rate * LORA, f"{why}; ten times that of the whole model, as a LoRA adapter is trained"
     return Default("training.learning_rate", float(f"{rate:.0e}"), why)
+
+
+def _value(config: RunConfig, facts: Facts) -> list[Default]:
+    if facts.is_packed or config.value_options is None or config.value_options.form != ValueOptions().form:
+        return []
+    why = "a copy of the policy; layers of its own on the policy's trunk need a model that is read in packed passes"
+    return [Default("value.form", OwnModel(), why, OwnModel.__name__)]
 
 
 def _batch(config: RunConfig, groups: int, facts: Facts) -> list[Default]:
