@@ -1,6 +1,7 @@
 """Defaults that follow from the model and the data."""
 
 import json
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -169,6 +170,24 @@ def test_facts_are_read_without_weights(folder: str, sums: str, tmp_path):
     reasons = replace(task, reward=ExactMatch(last_number=True))
     assert not facts_of(RunConfig(model=folder, task=reasons, adapter=Lora())).is_literal
     assert facts_of(RunConfig(model=folder, task=Arithmetic())).problems is None
+
+
+def test_a_tokenizer_without_a_template_is_named_and_not_the_room_for_a_prompt(folder: str, tmp_path):
+    rows = [{"prompt": [{"role": "user", "content": f"{n}+1="}], "answer": str(n + 1)} for n in range(40)]
+    (tmp_path / "chat.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    config = replace(START, model=bare(folder, tmp_path), task=File(str(tmp_path / "chat.jsonl"), reward=ExactMatch()))
+    with pytest.raises(ValueError, match="the tokenizer has no chat template"):
+        facts_of(config)
+
+
+def bare(folder: str, tmp_path) -> str:
+    """The model with a tokenizer that has no chat template."""
+    shutil.copytree(folder, tmp_path / "bare")
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = None
+    tokenizer.save_pretrained(tmp_path / "bare")
+    (tmp_path / "bare" / "chat_template.jinja").unlink(missing_ok=True)
+    return str(tmp_path / "bare")
 
 
 def test_prompts_are_measured_with_their_tools_and_an_episode_is_no_literal_answer(folder: str):

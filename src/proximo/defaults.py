@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, is_dataclass, replace
 from typing import Any
 
@@ -266,11 +265,15 @@ def _problems(config: RunConfig) -> list[Problem]:
 def _longest_prompt(tokenizer: PreTrainedTokenizerBase, problems: Sequence[Problem], environment: object) -> int:
     """As they are asked, such as with the tools that the policy may call."""
     longest = sorted(problems, key=lambda problem: len(str(problem.prompt)))[-TOKENIZED:]
-    lengths = [0]
+    lengths, refused = list[int](), None
     for problem in longest:
-        with suppress(ValueError):  # a prompt that the template refuses: the run names it
+        try:
             asked = environment.prepared(problem, tokenizer) if isinstance(environment, Acting) else problem
             lengths.append(len(problem_tokens(tokenizer, asked)))
+        except ValueError as error:  # a prompt that the template refuses: the run names it
+            refused = error
+    if refused is not None and not lengths:  # all of them: what is wrong is not a prompt
+        raise refused
     return max(lengths)
 
 

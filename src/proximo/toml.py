@@ -73,7 +73,7 @@ def load(path: str, kind: type[T], load: Load = load_class, renew: Renew | None 
     """The dataclass `kind` from a file; a ConfigError names the file and says what to do.
 
     A path in "file.py:Name" counts from the folder of this file, except in a run's own config.toml, whose paths count
-    from where the run was started, like those of its command.
+    from the current folder, like those of the command that started it.
     """
     if not Path(path).is_file():
         raise ConfigError([f"{path}: there is no such file{', but a folder' * Path(path).is_dir()}"])

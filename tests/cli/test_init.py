@@ -30,6 +30,17 @@ def test_a_config_is_written_with_reasons_and_loads_back(data: str, tmp_path, ca
     assert toml.loads(capsys.readouterr().out, RunConfig) == config
 
 
+def test_code_is_named_from_the_folder_of_the_file(data: str, tmp_path, capsys):
+    (tmp_path / "mine.py").write_text("def length(completion):\n    return 0.0 + len(completion)\n")
+    (tmp_path / "else").mkdir()
+    flags = ["--model", "tiny-arithmetic", "--data", data, "--task.reward.type", "PythonFunction"]
+    assert main(["init", *flags, "--task.reward.path", "mine.py:length", "--out", "else/run.toml"]) == 0
+    assert 'path = "../mine.py:length"' in (tmp_path / "else" / "run.toml").read_text()
+    capsys.readouterr()
+    assert main(["train", "else/run.toml", "--dry-run"]) == 0  # as the command says
+    assert 'path = "mine.py:length"' in capsys.readouterr().out
+
+
 def test_nothing_is_overwritten(data: str, tmp_path, capsys):
     (tmp_path / "run.toml").write_text("mine")
     for flags, why in (([], "run.toml: it exists"), (["--out", "run.json"], "run.json: no .toml file")):

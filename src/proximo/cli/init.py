@@ -1,5 +1,6 @@
 """`proximo init`: write a commented config for a model and data."""
 
+import os
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -11,6 +12,7 @@ from proximo.cli.configs import naming_flags, run_config
 from proximo.cli.flags import asks_for_help, refuse, take, take_switch
 from proximo.cli.helping.choices import alternatives
 from proximo.defaults import Default
+from proximo.outside import counted_from
 from proximo.training.config import RunConfig
 
 FLAGS = """flags of the command itself:
@@ -39,23 +41,26 @@ def run(arguments: list[str]) -> int:
         skip_bad=skip_bad,
     )
     try:
-        out.write_text(commented(config, defaults, str(out)), encoding="utf-8")
+        out.write_text(commented(config, defaults, out), encoding="utf-8")
     except OSError as error:
         refuse(f"--out {out}: {error.strerror}; give another name")
     print(f"written to {out}\ncheck it     proximo train {out} --dry-run\nstart it     proximo train {out}")
     return 0
 
 
-def commented(config: RunConfig, defaults: Sequence[Default], name: str) -> str:
-    """A config as TOML, with the reason above each value that was chosen and other choices next to each type."""
+def commented(config: RunConfig, defaults: Sequence[Default], out: Path) -> str:
+    """A config as TOML, with the reason above each value that was chosen and other choices next to each type. Names of
+    code, which count from the current folder on the command line, count from the folder of the file there."""
+    here = os.path.relpath(os.curdir, out.parent)
     reasons, others = {each.field: each.reason for each in defaults}, dict(alternatives(config))
     head = [
-        f"# A run of Proximo. Check it with: proximo train {name} --dry-run",
+        f"# A run of Proximo. Check it with: proximo train {out} --dry-run",
         "# Comments say why a value was chosen for this model and data, and what else a type may be.",
         "# proximo train --help explains every field.",
         "",
     ]
-    return "\n".join([*head, *_lines(toml.dumps(config).splitlines(), reasons, others)]) + "\n"
+    text = re.sub(r'"((?:[^"\\\n]|\\.)*)"', lambda found: f'"{counted_from(here, found[1])}"', toml.dumps(config))
+    return "\n".join([*head, *_lines(text.splitlines(), reasons, others)]) + "\n"
 
 
 def _lines(lines: Sequence[str], reasons: dict[str, str], others: dict[str, list[str]]) -> Iterator[str]:

@@ -61,10 +61,10 @@ def check_tokens(step: Step, tokenizer: PreTrainedTokenizerBase) -> None:
     spelling, rows = Spelling(tokenizer), min(len(step.batch), LOOKED_AT)
     for row, pieces in zip(range(rows), step.pieces, strict=False):
         tokens = step.batch.tokens[step.layout.of(row)].tolist()
-        spelled = spelling(tokens) if max(tokens, default=0) < len(tokenizer) else []
+        spelled = spelling(tokens)  # a number beyond the vocabulary has no letters, in a run's own tokenizer too
         if spelled != list(pieces):
-            own = next((pair for pair in zip(spelled, pieces, strict=False) if pair[0] != pair[1]), None)
-            how = "lacks some of the step's tokens" if own is None else f"spells {quoted(own[1])} as {quoted(own[0])}"
+            found, wanted = next(pair for pair in zip(spelled, pieces, strict=True) if pair[0] != pair[1])
+            how = f"spells {quoted(wanted)} as {quoted(found)}" if found else f"lacks {quoted(wanted)}"
             raise ValueError(f"the model's tokenizer {how}: give a checkpoint of this run, or a model of its family")
 
 

@@ -71,7 +71,8 @@ def write_pairs(config: PairsConfig) -> Counts:
     if not rankings:
         raise ValueError(
             f"run is {config.run!r}: none of its {counts.groups} groups has completions of different {config.by}s, "
-            "so there is nothing to rank"
+            f"so there is nothing to rank (left out: {counts.truncated} truncated, {counts.unscored} unscored and "
+            f"{counts.empty} empty completions)"
         )
     if config.old is not None:
         rankings += _drawn(earlier, config, counts)
