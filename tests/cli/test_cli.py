@@ -359,6 +359,20 @@ def test_chat_goes_on_after_a_line_that_is_too_long(folder, capsys, monkeypatch)
     assert len(printed.out.splitlines()) == 1
 
 
+def test_chat_is_cut_where_the_model_has_no_more_positions(folder, capsys, monkeypatch):
+    limits: list[int] = []
+    stream = EmbeddedSampler.stream
+
+    def noting(self, requests, options, **more):
+        limits.append(options.max_tokens)
+        return stream(self, requests, options, **more)
+
+    monkeypatch.setattr(EmbeddedSampler, "stream", noting)
+    assert chat([folder, "--temperature", "0", "--max-tokens", "9"], f"{'1' * 4090}\n1+2=\n", monkeypatch) == 0
+    assert limits == [6, 9]
+    assert capsys.readouterr().err == ""
+
+
 def test_chat_remembers_a_conversation(folder, capsys, monkeypatch):
     prompts: list[int] = []
     stream = EmbeddedSampler.stream

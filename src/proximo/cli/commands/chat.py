@@ -11,6 +11,7 @@ from proximo.cli.models import open_model
 from proximo.data.rows import is_text
 from proximo.door.evaluating import own_file
 from proximo.models.model_types import PreTrainedTokenizerBase
+from proximo.models.positions import Reach, reach_of
 from proximo.models.tokens.tokenizing import ReplyReader, problem_tokens
 from proximo.plain_text import MAX_SHOWN, visible
 from proximo.samplers import SamplingOptions
@@ -62,7 +63,7 @@ def run(arguments: list[str]) -> int:
         refuse(f"--chat: the tokenizer of {name} has no chat template; leave --chat out to send lines as they are")
     task = replace(task, chat=as_chat)
     conversation = Conversation(tokenizer, task.ask) if as_chat and (remember or _is_terminal()) else None
-    session = Session(local_sampler(model, tokenizer), tokenizer, options, task, conversation)
+    session = Session(local_sampler(model, tokenizer), tokenizer, options, task, conversation, reach_of(model.config))
     status = 0
     for number, line in enumerate(_lines()):
         if conversation is not None and line.strip() == RESET:
@@ -87,6 +88,8 @@ class Session:
     """How a line is asked."""
     conversation: Conversation | None
     """None: each line stands alone."""
+    reach: Reach | None
+    """Most tokens of a prompt and its completion."""
 
     def complete(self, number: int, line: str) -> None:
         """Complete a line; ValueError if that is not possible, and then the conversation is as it was."""
@@ -104,9 +107,12 @@ class Session:
 
     def _sample(self, number: int, prompt: tuple[int, ...]) -> Completion:
         # The line's number is the key: equal lines may get different completions, equal inputs always the same.
-        request = Request(number, prompt, num_samples=1)
-        writer = Writer(self.tokenizer, prompt, self.options) if _is_terminal() else None
-        [(_, (completion,))] = self.sampler.stream([request], self.options, seed=0, step=0, listener=writer)
+        request, options = Request(number, prompt, num_samples=1), self.options
+        room = options.max_tokens if self.reach is None else self.reach.tokens - len(prompt)
+        if 0 < room < options.max_tokens:  # where there is none at all, the sampler says so
+            options = replace(options, max_tokens=room)
+        writer = Writer(self.tokenizer, prompt, options) if _is_terminal() else None
+        [(_, (completion,))] = self.sampler.stream([request], options, seed=0, step=0, listener=writer)
         if writer is None:
             print(visible(completion.text), flush=True)
         else:
