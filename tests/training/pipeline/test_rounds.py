@@ -9,7 +9,7 @@ import pytest
 
 from proximo import presets
 from proximo.cli import main
-from proximo.training.pipeline.rounds import RoundsConfig
+from proximo.training.pipeline.rounds import Round, RoundsConfig, table
 from proximo.training.reward_mix import RewardMix, RewardModel
 
 POLICY = ["--rewards.task", "0", "--steps", "1", "--training.groups", "24", "--training.minibatches", "1",
@@ -97,3 +97,13 @@ def test_the_command_says_what_is_missing(tmp_path: Path, monkeypatch, capsys):
             main(["iterate", "--reward-model", "judge", *arguments])
         assert ended.value.code == 2
         assert line in capsys.readouterr().err
+
+
+def test_the_table_shows_outcomes_where_answers_are_graded():
+    lines = table([Round(1, 0.25, 0.5, 0.8, 0.9, 4), Round(2, 0.5, 1.0, None, None, 0)]).splitlines()
+    assert lines[1:] == ["    1            25.0%  50.0%    80.0% → 90.0%", "    2            50.0%  100.0%   "]
+    lines = table([Round(1, 0.0, 0.0, None, None, 0, (0.5, 0.625))]).splitlines()
+    assert lines[1:] == [
+        "    1            0.500  0.625   ",
+        "held out: mean outcomes, since answers are not just right or wrong",
+    ]

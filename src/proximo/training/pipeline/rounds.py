@@ -74,6 +74,8 @@ class Round:
     """The same after it was trained further on this round's rankings."""
     rankings: int
     """Rankings, new and old, that the next reward model is trained on; 0 after the last round."""
+    outcomes: tuple[float, float] | None = None
+    """Mean held-out outcome before and after, where answers are not just right or wrong."""
 
 
 def iterate(
@@ -109,6 +111,8 @@ def _round(
     run = replace(config.policy, model=model, rewards=replace(config.policy.rewards, models=(held,)))
     result = reinforced(run, _policy(folder, number), say, accept_lost)
     policy = Round(number, result.before.accuracy, result.after.accuracy, None, None, 0)
+    if not (result.before.is_share and result.after.is_share):
+        policy = replace(policy, outcomes=(result.before.outcome, result.after.outcome))
     if number == config.rounds:
         return policy
     rankings = _ranked(config, folder, number, say)
@@ -154,5 +158,8 @@ def table(rounds: Sequence[Round]) -> str:
     for each in rounds:
         known = each.judge_before is not None and each.judge_after is not None
         judged = f"{each.judge_before:>6.1%} → {each.judge_after:.1%}" if known else ""
-        lines.append(f"{each.number:>5}  {each.before:>14.1%}  {each.after:>5.1%}   {judged}")
-    return "\n".join(lines)
+        shares, values = (f"{each.before:.1%}", f"{each.after:.1%}"), each.outcomes
+        before, after = shares if values is None else (f"{value:.3f}" for value in values)
+        lines.append(f"{each.number:>5}  {before:>15}  {after:>5}   {judged}")
+    graded = any(each.outcomes is not None for each in rounds)
+    return "\n".join([*lines, *["held out: mean outcomes, since answers are not just right or wrong"] * graded])
