@@ -52,11 +52,14 @@ class Default:
     """Path of the field, such as `sampling.max_tokens`."""
     value: int | float | OwnModel
     reason: str
-    shown: str = ""
-    """What a person reads instead of the value."""
+
+    @property
+    def shown(self) -> int | float | str:
+        """A number, or the name of a piece."""
+        return self.value if isinstance(self.value, int | float) else type(self.value).__name__
 
     def __str__(self) -> str:
-        return f"{self.field} {self.shown or self.value}: {self.reason}"
+        return f"{self.field} {self.shown}: {self.reason}"
 
 
 @dataclass(frozen=True)
@@ -191,7 +194,7 @@ def _value(config: RunConfig, facts: Facts) -> list[Default]:
     if facts.is_packed or config.value_options is None or config.value_options.form != ValueOptions().form:
         return []
     why = "a copy of the policy; layers of its own on the policy's trunk need a model that is read in packed passes"
-    return [Default("value.form", OwnModel(), why, OwnModel.__name__)]
+    return [Default("value.form", OwnModel(), why)]
 
 
 def _batch(config: RunConfig, groups: int, facts: Facts) -> list[Default]:

@@ -53,6 +53,15 @@ def counted_from(folder: str, name: str) -> str:
     )
 
 
+def all_counted_from(folder: str, value: Any) -> Any:
+    """The same of every string in plain values."""
+    if isinstance(value, dict):
+        return {key: all_counted_from(folder, item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [all_counted_from(folder, item) for item in value]
+    return counted_from(folder, value) if isinstance(value, str) else value
+
+
 def load_class(name: str, check: Check | None = None) -> type:
     """The class that a name points at; ValueError says in one line what is wrong and what to do."""
     return _load(name, "class", lambda value: isinstance(value, type), check)

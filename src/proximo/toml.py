@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from proximo.outside import counted_from, is_outside, load_class
+from proximo.outside import all_counted_from, counted_from, is_outside, load_class
 from proximo.pieces import (
     choices,
     classes,
@@ -53,9 +53,10 @@ class ConfigError(ValueError):
         self.problems = problems
 
 
-def dumps(value: Any) -> str:
-    """A dataclass as TOML, with every default written out."""
-    return "\n".join(table_lines(_plain(value, type(value), ""), "")).strip() + "\n"
+def dumps(value: Any, folder: str = "") -> str:
+    """A dataclass as TOML, with every default written out. `folder`: the current one as seen from the file's, for paths
+    in "file.py:Name", which `load` counts from there."""
+    return "\n".join(table_lines(all_counted_from(folder, _plain(value, type(value), "")), "")).strip() + "\n"
 
 
 def plain(value: Any) -> dict[str, Any]:

@@ -12,7 +12,6 @@ from proximo.cli.configs import naming_flags, run_config
 from proximo.cli.flags import asks_for_help, refuse, take, take_switch
 from proximo.cli.helping.choices import alternatives
 from proximo.defaults import Default
-from proximo.outside import counted_from
 from proximo.training.config import RunConfig
 
 FLAGS = """flags of the command itself:
@@ -51,7 +50,7 @@ def run(arguments: list[str]) -> int:
 def commented(config: RunConfig, defaults: Sequence[Default], out: Path) -> str:
     """A config as TOML, with the reason above each value that was chosen and other choices next to each type. Names of
     code, which count from the current folder on the command line, count from the folder of the file there."""
-    here = os.path.relpath(os.curdir, out.parent)
+    lines = toml.dumps(config, os.path.relpath(os.curdir, out.parent)).splitlines()
     reasons, others = {each.field: each.reason for each in defaults}, dict(alternatives(config))
     head = [
         f"# A run of Proximo. Check it with: proximo train {out} --dry-run",
@@ -59,8 +58,7 @@ def commented(config: RunConfig, defaults: Sequence[Default], out: Path) -> str:
         "# proximo train --help explains every field.",
         "",
     ]
-    text = re.sub(r'"((?:[^"\\\n]|\\.)*)"', lambda found: f'"{counted_from(here, found[1])}"', toml.dumps(config))
-    return "\n".join([*head, *_lines(text.splitlines(), reasons, others)]) + "\n"
+    return "\n".join([*head, *_lines(lines, reasons, others)]) + "\n"
 
 
 def _lines(lines: Sequence[str], reasons: dict[str, str], others: dict[str, list[str]]) -> Iterator[str]:

@@ -506,6 +506,23 @@ def test_what_could_not_be_graded_at_all_is_unknown_and_not_wrong():
     assert (result.pass_low, result.pass_high) == (0.0, 1.0)
 
 
+@dataclass(frozen=True)
+class GradedTask(SmallTask):
+    """Scores of 10 and 30, and one that is missing."""
+
+    def grade(self, problems, completions) -> list[Grade]:
+        return [Grade({"0": 10.0, "1": 30.0}.get(problem.id, math.nan)) for problem in problems]
+
+
+def test_graded_answers_have_an_interval_of_their_own():
+    options = EvaluationOptions(problems=3)
+    result, _ = evaluate(GradedTask(), FakeSampler([]), TOKENIZER, SamplingOptions(), options, seed=0)
+    # The deviation of 10 and 30 is 10·√2, so half of the interval is 12.706 · 10·√2 / √2.
+    assert (result.outcome, result.outcome_half_width) == (20.0, pytest.approx(127.06))
+    right, _ = evaluate(SmallTask(), FakeSampler([]), TOKENIZER, SamplingOptions(), options, seed=0)
+    assert right.outcome_half_width is None  # that of the accuracy says it
+
+
 def test_the_interval_of_few_problems_is_students():
     # Of 1 and 0: the deviation is √½, so half of the interval is 12.706 · √½ / √2.
     result, _ = evaluate(

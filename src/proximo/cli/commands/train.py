@@ -129,7 +129,7 @@ def _print_plan(config: RunConfig, defaults: Sequence[Default], as_json: bool) -
         refuse(str(error))
     lines = [*batch_arithmetic(config), *held.lines, machine_line(config.model, config.device), *fit.lines, *remarks]
     if as_json:
-        chosen = [asdict(each) for each in defaults]
+        chosen = [asdict(each) | {"value": each.shown} for each in defaults]
         facts = held.facts() | {"fits": fit.fits, "peak_bytes": fit.peak, "step_seconds": fit.seconds}
         print(json.dumps({"config": toml.plain(config), "defaults": chosen, **facts, "notes": lines}))
         return

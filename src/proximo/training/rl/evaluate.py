@@ -84,7 +84,7 @@ def summarised(found: Answers) -> Evaluation:
     grades = [rollout.grade for rollout in found.greedy]
     sources = [problem.source for problem in found.problems]
     names = dict.fromkeys(sources)
-    outcomes = [grade.outcome for grade in grades if not math.isnan(grade.outcome)]
+    outcomes = _scored(grades)
     result = Evaluation(
         **_shares(grades),
         outcome_half_width=None if set(outcomes) <= {0, 1} else half_width(outcomes),
@@ -102,9 +102,14 @@ def summarised(found: Answers) -> Evaluation:
     return _with_samples(result, found.sampled) if found.sampled else result
 
 
+def _scored(grades: Sequence[Grade]) -> list[float]:
+    """The outcomes that are known."""
+    return [grade.outcome for grade in grades if not math.isnan(grade.outcome)]
+
+
 def _shares(grades: Sequence[Grade]) -> dict[str, Any]:
     """Accuracy with its interval, mean outcome and counts."""
-    scored = [grade.outcome for grade in grades if not math.isnan(grade.outcome)]
+    scored = _scored(grades)
     right = sum(outcome >= 1 for outcome in scored)
     low, high = wilson(right, len(scored))
     return {
