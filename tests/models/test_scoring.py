@@ -1,6 +1,7 @@
 """Packed scores and gradients equal the padded reference: our attention against transformers' own."""
 
 import warnings
+from copy import deepcopy
 from dataclasses import dataclass
 
 import pytest
@@ -54,7 +55,8 @@ def build(family: str, dtype: torch.dtype) -> PreTrainedModel:
     kind, config = FAMILIES[family]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(3)
-        model = kind._from_config(config, dtype=torch.float64).eval()
+        # A copy: a model writes the attention that it is given into its config.
+        model = kind._from_config(deepcopy(config), dtype=torch.float64).eval()
     return exact(model).to(dtype=dtype)  # pyright: ignore[reportCallIssue]
 
 
