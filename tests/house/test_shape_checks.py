@@ -56,6 +56,16 @@ def test_what_names_a_shape_is_checked_and_nothing_else():
     assert not hasattr(made["plain"], "__wrapped__")
 
 
+def test_inside_compiled_code_nobody_looks():
+    """A GPU's layers are compiled without a break, and checks cannot be part of that."""
+    made: dict[str, Any] = {"__name__": "made"}
+    exec(compile(with_checks(SOURCE), "made", "exec"), made)
+
+    piece = made["Piece"]()
+    compiled = torch.compile(lambda rows: piece.inner(rows), fullgraph=True, backend="eager")
+    assert torch.equal(compiled(torch.ones(2, 2)), torch.ones(2))
+
+
 def test_a_result_is_looked_at_without_a_second_call_when_it_is_another():
     made: dict[str, Any] = {"__name__": "made"}
     exec(compile(with_checks(SOURCE), "made", "exec"), made)
