@@ -84,7 +84,10 @@ class _Result:
     def __call__(self, result: Any, *arguments: Any, **named: Any) -> None:
         with self._lock:
             self._result = result
-            self._look(*arguments, **named)
+            try:
+                self._look(*arguments, **named)
+            finally:
+                self._result = None  # a result may be gigabytes of gradients
 
 
 def _with_signature(function: Callable[..., Any], body: Callable[[], Any]) -> Callable[..., Any]:

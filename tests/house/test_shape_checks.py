@@ -1,6 +1,7 @@
 """Shapes in signatures are really checked while tests run, and only there where they are named."""
 
 import sys
+import weakref
 from contextlib import nullcontext
 from typing import Any
 
@@ -82,6 +83,17 @@ def test_a_result_is_looked_at_without_a_second_call_when_it_is_another():
     with pytest.raises(BeartypeCallHintViolation, match="own"):
         _ = piece.own
     assert len(calls) == 5
+
+
+def test_a_result_that_was_looked_at_is_not_kept():
+    made: dict[str, Any] = {"__name__": "made"}
+    exec(compile(with_checks(SOURCE), "made", "exec"), made)
+    piece = made["Piece"]()
+    for size in (2, 3, 4):
+        piece.value = torch.zeros(size)
+        kept = weakref.ref(piece.own)
+        del piece.value
+        assert kept() is None
 
 
 def test_checked_code_that_was_kept_is_compiled_anew_when_its_source_changes(tmp_path):
