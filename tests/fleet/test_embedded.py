@@ -9,10 +9,11 @@ from proximo.fleet.sync import Folder
 from tests.fleet.conformance import Bench, EngineConformance, SmallPolicy
 
 
-@pytest.fixture(scope="module")
-def bench(tmp_path_factory) -> Iterator[Bench]:
+@pytest.fixture
+def bench(tmp_path) -> Iterator[Bench]:
+    """Anew for each test: the last one ends its engine, and among several processes it may come first."""
     policy = SmallPolicy()
-    engine, sync = EmbeddedEngine("engine-0", policy.model, policy.tokenizer), Folder(tmp_path_factory.mktemp("w"))
+    engine, sync = EmbeddedEngine("engine-0", policy.model, policy.tokenizer), Folder(tmp_path)
     engine.start(30)
     sync.join(engine, 30)
     yield Bench(engine, sync, policy, 30)
