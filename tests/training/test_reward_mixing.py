@@ -3,6 +3,7 @@
 import json
 import logging
 import math
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -54,7 +55,7 @@ JUDGES = {
 
 
 def judge(family: str, dtype: torch.dtype, pad: int = 0) -> PreTrainedModel:
-    kind, config = JUDGES[family]
+    kind, config = deepcopy(JUDGES[family])  # a config is its model's own
     config.num_labels, config.pad_token_id = 1, pad
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(3)
