@@ -7,12 +7,23 @@ writer that dies leaves a temporary folder, which is never read and which the ne
 import hashlib
 import json
 import os
-import shutil
 import stat
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+
+from proximo.storage.opening import (
+    FILE,
+    make_folder,
+    names,
+    open_file,
+    open_to_write,
+    read_file,
+    remove,
+    rename,
+    without_links,
+)
 
 MANIFEST = "manifest.json"
 """File in each folder with the size and SHA-256 of every other file."""
@@ -29,19 +40,19 @@ def write_folder(path: Path, fill: Callable[[Path], None]) -> None:
     """
     partial = path.with_name(path.name + PARTIAL)
     if not path.parent.is_dir():
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         sync(path.parent.parent)
-    _delete(partial)
+    remove(partial)
     try:
-        partial.mkdir()
+        make_folder(partial)
         fill(partial)
         _seal(partial)
         if path.exists():
             remove_folder(path)
-        partial.rename(path)
+        rename(partial, path)
         sync(path.parent)
     except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
+        _remove_quietly(partial)
         raise
 
 
@@ -52,17 +63,17 @@ def new_folder(path: Path) -> Iterator[Path]:
 
     Example: with new_folder(Path("page")) as folder: (folder / "index.html").write_text("...")
     """
-    path = path.absolute()
+    path = without_links(path).absolute()
     partial = path.with_name(f".{path.name}{PARTIAL}")  # a name that nobody gives to a folder of theirs
-    shutil.rmtree(partial, ignore_errors=True)  # of a writer that was killed
+    remove(partial)  # of a writer that was killed
     try:
-        partial.mkdir(parents=True)
+        make_folder(partial)
         yield partial
         if path.is_dir():
             path.rmdir()
-        partial.rename(path)
+        rename(partial, path)
     except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
+        _remove_quietly(partial)
         raise
 
 
@@ -86,24 +97,24 @@ def complaints(path: Path) -> list[str]:
 def remove_folder(path: Path) -> None:
     """Remove a folder atomically: it is renamed first."""
     removed = path.with_name(path.name + REMOVED)
-    _delete(removed)
-    path.rename(removed)
-    _delete(removed)
+    remove(removed)
+    rename(path, removed)
+    remove(removed)
 
 
 def set_aside(path: Path) -> None:
     """Rename a folder so that it is not read any more; one set aside earlier under that name is removed."""
     aside = path.with_name(path.name + ASIDE)
-    _delete(aside)
-    path.rename(aside)
+    remove(aside)
+    rename(path, aside)
     sync(path.parent)
 
 
 def tidy(parent: Path) -> None:
     """Remove what a killed writer or remover left; no other process may be writing there."""
-    for path in parent.iterdir() if parent.is_dir() else ():
-        if path.name.endswith((PARTIAL, REMOVED)):
-            _delete(path)
+    for name in names(parent):
+        if name.endswith((PARTIAL, REMOVED)):
+            remove(parent / name)
 
 
 def write_file(path: Path, data: bytes) -> None:
@@ -118,17 +129,19 @@ def whole_file(path: Path) -> Iterator[Path]:
     """A temporary name to write a file under, which becomes `path` at the end; after an error nothing has changed.
     To survive a crash of the machine, sync it as well."""
     partial = path.with_name(path.name + PARTIAL)
+    remove(partial)
+    os.close(open_to_write(partial, new=True))
     try:
         yield partial
-        partial.replace(path)
+        rename(partial, path)
     except BaseException:
-        partial.unlink(missing_ok=True)
+        _remove_quietly(partial)
         raise
 
 
 def sync(path: Path) -> None:
     """Wait until a file, or a folder's list of names, is on disk."""
-    file = os.open(path, os.O_RDONLY)
+    file = os.open(path, os.O_RDONLY | FILE)
     try:
         os.fsync(file)
     finally:
@@ -137,7 +150,7 @@ def sync(path: Path) -> None:
 
 def file_hash(path: Path) -> str:
     """SHA-256 of a file, in hexadecimal."""
-    with path.open("rb") as file:
+    with open_file(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
@@ -153,7 +166,7 @@ def _seal(folder: Path) -> None:
 
 
 def _write(path: Path, data: bytes) -> None:
-    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+    file = open_to_write(path)
     try:
         written = 0
         while written < len(data):
@@ -170,9 +183,9 @@ def _files(folder: Path) -> Iterator[Path]:
 
 def _read_manifest(path: Path) -> dict[str, tuple[int, str]]:
     try:
-        data: Any = json.loads(path.read_bytes())
+        data: Any = json.loads(read_file(path))
         return {str(name): (int(entry["size"]), str(entry["sha256"])) for name, entry in data["files"].items()}
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
         raise ValueError("not as it was written") from error
 
 
@@ -192,9 +205,7 @@ def _reason(error: Exception) -> str:
     return (error.strerror if isinstance(error, OSError) else None) or str(error)
 
 
-def _delete(path: Path) -> None:
-    """Delete a folder or a file, if it exists."""
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
+def _remove_quietly(path: Path) -> None:
+    """Remove what is left after an error, which matters more than one from here."""
+    with suppress(OSError):
+        remove(path)
