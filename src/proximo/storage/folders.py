@@ -8,18 +8,19 @@ import hashlib
 import json
 import os
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from proximo.storage.opening import (
     FILE,
+    UnsafeFile,
     make_folder,
     names,
     open_file,
     open_to_write,
-    read_file,
+    read_json,
     remove,
     rename,
     without_links,
@@ -33,8 +34,9 @@ read any more, but kept for inspection."""
 PIECE = 1 << 20
 
 
-def write_folder(path: Path, fill: Callable[[Path], None]) -> None:
+def write_folder(path: Path, fill: Callable[[Path], None], more: Mapping[str, object] | None = None) -> None:
     """Have `fill` write into a new folder, which becomes `path` when complete; after an error nothing has changed.
+    `more` is what else the manifest says.
 
     Example: write_folder(Path("runs/a/checkpoints/step-000010"), model.save_pretrained)
     """
@@ -46,7 +48,7 @@ def write_folder(path: Path, fill: Callable[[Path], None]) -> None:
     try:
         make_folder(partial)
         fill(partial)
-        _seal(partial)
+        _seal(partial, more)
         if path.exists():
             remove_folder(path)
         rename(partial, path)
@@ -80,7 +82,7 @@ def new_folder(path: Path) -> Iterator[Path]:
 def complaints(path: Path) -> list[str]:
     """What is wrong with a folder that `write_folder` wrote; empty if it is complete and intact."""
     try:
-        known = _read_manifest(path / MANIFEST)
+        known = _known_files(path)
     except (OSError, ValueError) as error:
         return [f"{MANIFEST}: {_reason(error)}"]
     try:
@@ -92,6 +94,14 @@ def complaints(path: Path) -> list[str]:
     for name in known.keys() & found.keys():
         wrong += _differs(found[name], name, *known[name])
     return sorted(wrong)
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """All that the manifest of a folder says; ValueError if it is not as it was written."""
+    data = read_json(folder / MANIFEST)
+    if not isinstance(data, dict):
+        raise ValueError("not as it was written")
+    return data
 
 
 def remove_folder(path: Path) -> None:
@@ -154,13 +164,13 @@ def file_hash(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _seal(folder: Path) -> None:
+def _seal(folder: Path, more: Mapping[str, object] | None = None) -> None:
     """Sync every file and write the manifest last."""
     manifest = {}
     for file in sorted(_files(folder)):
         sync(file)
         manifest[str(file.relative_to(folder))] = {"size": file.stat().st_size, "sha256": file_hash(file)}
-    _write(folder / MANIFEST, (json.dumps({"files": manifest}, indent=1) + "\n").encode())
+    _write(folder / MANIFEST, (json.dumps({"files": manifest, **(more or {})}, indent=1) + "\n").encode())
     for place in (*(path for path in folder.rglob("*") if path.is_dir()), folder):
         sync(place)
 
@@ -181,11 +191,14 @@ def _files(folder: Path) -> Iterator[Path]:
     return (path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir())
 
 
-def _read_manifest(path: Path) -> dict[str, tuple[int, str]]:
+def _known_files(folder: Path) -> dict[str, tuple[int, str]]:
+    """Size and SHA-256 of each file in the manifest."""
     try:
-        data: Any = json.loads(read_file(path))
-        return {str(name): (int(entry["size"]), str(entry["sha256"])) for name, entry in data["files"].items()}
-    except (AttributeError, KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
+        entries = read_manifest(folder)["files"].items()
+        return {str(name): (int(entry["size"]), str(entry["sha256"])) for name, entry in entries}
+    except UnsafeFile:
+        raise
+    except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
         raise ValueError("not as it was written") from error
 
 

@@ -1,5 +1,6 @@
 """Append-only rows of JSON, each written by one unbuffered system call."""
 
+import hashlib
 import json
 import math
 import os
@@ -8,7 +9,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from proximo.storage.folders import sync, write_file
-from proximo.storage.opening import open_file, open_to_write
+from proximo.storage.opening import json_value, open_file, open_to_write
 
 PIECE = 1 << 16
 MAX_ROW = 4 << 20
@@ -80,6 +81,12 @@ class Lines:
         if self.path.exists():
             sync(self.path)
 
+    def readable(self) -> Iterator[dict[str, Any]]:
+        """The complete rows, without damaged ones; none if there is no file."""
+        if self.path.exists():
+            with open_file(self.path) as file:
+                yield from (row for line in whole_lines(file) if (row := to_row(line)) is not None)
+
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """All complete rows; ValueError for a line that is none."""
         if not self.path.exists():
@@ -89,6 +96,30 @@ class Lines:
                 if (row := to_row(line)) is None:
                     raise ValueError(f"{self.path}: line {number} is not as it was written: restore the file")
                 yield row
+
+
+class Prefix:
+    """The SHA-256 of a file's first bytes, for a file that grows: each byte is read once.
+
+    Example: prefix = Prefix(Path("runs/a/metrics.jsonl")); prefix.up_to(100); prefix.up_to(200)
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path, self._size, self._digest = path, 0, hashlib.sha256()
+
+    def up_to(self, size: int) -> str:
+        """In hexadecimal, of the first `size` bytes; ValueError if the file has fewer."""
+        if size < self._size:
+            self._size, self._digest = 0, hashlib.sha256()
+        if size > self._size:
+            with open_file(self.path) as file:
+                file.seek(self._size)
+                while self._size < size and (piece := file.read(min(PIECE, size - self._size))):
+                    self._digest.update(piece)
+                    self._size += len(piece)
+        if self._size < size:
+            raise ValueError(f"{self.path} has {self._size} bytes, fewer than {size}")
+        return self._digest.hexdigest()
 
 
 def whole_lines(file: BinaryIO) -> Iterator[bytes | None]:
@@ -105,8 +136,8 @@ def whole_lines(file: BinaryIO) -> Iterator[bytes | None]:
 def to_row(line: bytes | None) -> dict[str, Any] | None:
     """The row in a line; None if it is not one, as after a disk error."""
     try:
-        row = None if line is None else json.loads(line)
-    except (ValueError, RecursionError):
+        row = None if line is None else json_value(line)
+    except ValueError:
         return None
     return row if isinstance(row, dict) else None
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 
 from proximo.plain_text import visible
-from proximo.storage.opening import FILE, make_folder, open_to_write, read_file, remove
+from proximo.storage.opening import FILE, make_folder, open_to_write, read_json, remove
 
 NAME = "lock"
 MAX_OWNER, MAX_SHOWN = 1 << 16, 200
@@ -79,8 +79,8 @@ def is_held(path: Path) -> bool:
     if not path.is_file():
         return False
     try:
-        owner, inode = json.loads(read_file(path, MAX_OWNER)), path.stat().st_ino
-    except (OSError, ValueError, RecursionError):
+        owner, inode = read_json(path, MAX_OWNER), path.stat().st_ino
+    except (OSError, ValueError):
         return path.is_file()
     if not isinstance(owner, dict) or not isinstance(pid := owner.get("pid"), int):
         return path.is_file()
@@ -191,8 +191,8 @@ def _is_still(path: Path, file: int) -> bool:
 
 def _owner(path: Path) -> str:
     try:
-        known = json.loads(read_file(path, MAX_OWNER))
+        known = read_json(path, MAX_OWNER)
         owner = f"process {known['pid']} on {known['host']} since {known['since']}"
         return visible(" ".join(owner.split()), MAX_SHOWN)
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):  # it is being written, or was removed by hand
+    except (OSError, ValueError, KeyError, TypeError):  # it is being written, or was removed by hand
         return "another process"

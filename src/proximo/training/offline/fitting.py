@@ -79,7 +79,7 @@ def fit(
     best = fitting.best
     held.restore_best()
     log.settle()
-    checkpoint = save(log.folder, best.step, held.save, tokenizer)
+    checkpoint = save(log.folder, best.step, held.save, tokenizer, more=log.standing())
     for other in saved(log.folder / CHECKPOINTS):
         if other != checkpoint:  # of an earlier attempt, before something was changed
             remove_folder(other)
@@ -217,7 +217,7 @@ class _Fitting:
             "sizes": self.log.settle(),
             "seconds": self.seconds,
         }
-        write_point(self.log.folder, facts, self.held)
+        write_point(self.log.folder, facts, self.held, self.log.standing())
 
     def _step(self, index: int) -> None:
         start, step = time.perf_counter(), index + 1
