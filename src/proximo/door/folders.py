@@ -9,7 +9,7 @@ from pathlib import Path
 from proximo.door.machines import suit_machine
 from proximo.door.refusing import refuse_used, unwritable
 from proximo.door.telling import Say
-from proximo.storage.opening import UnsafeFile, without_links
+from proximo.storage.opening import without_links
 from proximo.training.runfolder.checkpoints import CHECKPOINTS
 from proximo.training.runfolder.resume import Attempt, begin
 from proximo.training.runfolder.signals import Stopped
@@ -19,7 +19,7 @@ PathLike = str | Path
 
 def folder_for(run: PathLike | None, name: str) -> Path:
     """The folder that was given, or a new one: runs/NAME-DATE."""
-    return Path("runs") / f"{name}-{datetime.now():%Y%m%d-%H%M%S}" if run is None else without_links(run)
+    return without_links(Path("runs") / f"{name}-{datetime.now():%Y%m%d-%H%M%S}" if run is None else run)
 
 
 @contextmanager
@@ -38,8 +38,6 @@ def taken(
             attempt = until.enter_context(
                 begin(path, config_toml, points=points, allowed=allowed, algorithm=algorithm, accept_lost=accept_lost)
             )
-        except UnsafeFile:
-            raise
         except OSError as error:
             raise unwritable(path, error) from error
         yield attempt

@@ -2,7 +2,6 @@
 
 import hashlib
 import os
-import re
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property, lru_cache
@@ -17,11 +16,11 @@ from proximo.outside import load_class
 from proximo.storage.lines import to_row, whole_lines
 from proximo.storage.locks import NAME as LOCK
 from proximo.storage.locks import is_held
-from proximo.storage.opening import LinkedFile, open_file
+from proximo.storage.opening import UnsafeFile, open_file, read_file, without_links
 from proximo.training.config import RunConfig
 from proximo.training.old_names import loads_run
-from proximo.training.runfolder.files import METRICS, RESULT, ROLLOUTS, TRACKING, VERDICTS
-from proximo.training.runfolder.record import FORMAT
+from proximo.training.runfolder.files import METRICS, RESULT, ROLLOUTS, TRACKING, VERDICTS, stored_steps
+from proximo.training.runfolder.record import FORMAT, config_damage
 
 State = Literal["running", "finished", "stopped"]
 DEPTH = 4
@@ -46,11 +45,11 @@ class RunFolder:
     """
 
     def __init__(self, path: Path, *, load_code: bool = False) -> None:
-        self.path, self.name = path, path.resolve().name
+        self.path, self.name = without_links(path), path.resolve().name
         self.load_code = load_code
         self.unavailable: dict[str, str] = {}
         """Classes that the config names and that were not loaded when it was read, with the reason."""
-        if not (path / "run.json").is_file():
+        if not (self.path / "run.json").is_file():
             remedy = "give the folder that `proximo train --run` wrote" if path.is_dir() else "there is no such folder"
             raise ValueError(f"{path} is no run: {remedy}")
 
@@ -60,6 +59,8 @@ class RunFolder:
         path = self.path / "config.toml"
         if (data := _read(path)) is None:
             raise ValueError(f"{path}: there is no such file")
+        if damage := config_damage(self.path, self.record):
+            raise ValueError(f"{self.path}: {damage}")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UnusualChoice)  # reported at the start of the run, and in its report
             text = data.decode("utf-8-sig", errors="replace")
@@ -141,7 +142,7 @@ class RunFolder:
                         raise ValueError(
                             f"{self.path / name} has more than {MAX_ROWS:,} rows, more than any run writes"
                         )
-        except LinkedFile:
+        except UnsafeFile:
             raise
         except OSError:
             return [], 0
@@ -157,8 +158,7 @@ class RunFolder:
 
     def steps(self) -> list[int]:
         """Steps with stored rollouts."""
-        found = (re.fullmatch(r"step-(\d+)\.parquet", path.name) for path in (self.path / ROLLOUTS).glob("step-*"))
-        return sorted(int(match[1]) for match in found if match)
+        return stored_steps(self.path)
 
     def step_file(self, number: int) -> Path:
         return self.path / ROLLOUTS / f"step-{number:06d}.parquet"
@@ -182,6 +182,7 @@ def _cached_step(path: Path, number: int, changed: int, size: int) -> Step:
 
 def find_runs(root: Path, *, load_code: bool = False) -> list[RunFolder]:
     """The folder itself if it is a run folder, or the runs below it, newest first."""
+    root = without_links(root)
     if (root / "run.json").is_file():
         return [RunFolder(root, load_code=load_code)]
     found = sorted(_below(root, DEPTH), key=lambda path: (path / "run.json").stat().st_mtime, reverse=True)
@@ -225,13 +226,10 @@ def _text(path: Path) -> str:
 
 
 def _read(path: Path) -> bytes | None:
-    """The file's bytes; None if it does not exist. A symbolic link is refused."""
+    """The file's bytes; None if it does not exist. Anything but a file is refused."""
     try:
-        with open_file(path) as file:
-            check_size(path, file.seek(0, 2))
-            file.seek(0)
-            return file.read(MAX_BYTES)
-    except LinkedFile:
+        return read_file(path, MAX_BYTES)
+    except UnsafeFile:
         raise
     except OSError:
         return None

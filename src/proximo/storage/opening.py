@@ -182,6 +182,16 @@ def open_to_write(path: Path, *, append: bool = False, new: bool = False) -> int
     return _opened(path, os.O_RDWR | os.O_CREAT | (os.O_APPEND if append else 0) | (os.O_EXCL if new else 0))
 
 
+def writing(path: Path) -> BinaryIO:
+    """A file to write from its beginning, which is created if it does not exist."""
+    return os.fdopen(open_to_write(path), "r+b")
+
+
+def appending(path: Path) -> BinaryIO:
+    """A file to append to, which is created if it does not exist."""
+    return os.fdopen(open_to_write(path, append=True), "ab")
+
+
 def write_new(path: Path, data: bytes) -> None:
     """Write a file whose name is not taken."""
     with os.fdopen(open_to_write(path, new=True), "wb") as file:

@@ -4,6 +4,7 @@ import math
 from pathlib import Path
 
 from proximo.redacting import masked
+from proximo.storage.opening import open_file
 from proximo.tracking.tracker import Completion
 
 MAX_ROWS, MAX_TEXT = 16, 2000
@@ -17,7 +18,7 @@ def completion_rows(file: Path) -> list[Completion]:
     import pyarrow.compute as pc
     import pyarrow.parquet as pq
 
-    with pq.ParquetFile(file) as stored:
+    with open_file(file) as opened, pq.ParquetFile(opened) as stored:
         known = [name for name in (*TEXTS, *NUMBERS, *FLAGS, "tokens") if name in stored.schema_arrow.names]
         table = stored.read(columns=known)
     count = min(MAX_ROWS, table.num_rows)

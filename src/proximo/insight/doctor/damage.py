@@ -15,7 +15,7 @@ from proximo.insight.lens.files import complaint
 from proximo.plain_text import quoted
 from proximo.storage.folders import complaints
 from proximo.storage.lines import to_row, whole_lines
-from proximo.storage.opening import LinkedFile, open_file
+from proximo.storage.opening import UnsafeFile, open_file
 from proximo.training.offline.snapshots import POINTS
 from proximo.training.runfolder.checkpoints import CHECKPOINTS, STATE, saved, step_of
 from proximo.training.runfolder.files import EVENTS, METRICS, RESULT, TIMELINE, TIMINGS
@@ -93,7 +93,7 @@ def unreadable(run: RunFolder) -> dict[str, tuple[int, int] | str]:
         is_ordered = name == METRICS and run.format == FORMAT
         try:
             found[name] = _lost(run.path / name, _stamp(run.path / name), is_ordered)
-        except LinkedFile:
+        except UnsafeFile:
             raise
         except FileNotFoundError:  # it does not exist yet
             continue

@@ -9,11 +9,15 @@ from pathlib import Path
 from random import Random
 from typing import Any, Literal
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from proximo.data.rankings import Ranking, read_rankings
 from proximo.data.rows import Mistakes, read_prompt
 from proximo.maths.arithmetic import count_of
+from proximo.storage.folders import write_file
+from proximo.storage.opening import make_folder, open_file, without_links
+from proximo.training.runfolder.files import ROLLOUTS, stored_steps
 
 
 @dataclass(frozen=True)
@@ -62,7 +66,7 @@ class Counts:
 
 def write_pairs(config: PairsConfig) -> Counts:
     """Read a run's rollouts and write their rankings."""
-    out = Path(config.out)
+    out = without_links(config.out)
     if out.exists():
         raise ValueError(f"out is {config.out!r}: the file exists; choose another name or remove it")
     earlier = _earlier(config.old) if config.old is not None else []
@@ -76,10 +80,9 @@ def write_pairs(config: PairsConfig) -> Counts:
         )
     if config.old is not None:
         rankings += _drawn(earlier, config, counts)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(
-        "".join(json.dumps(_row(ranking), ensure_ascii=False) + "\n" for ranking in rankings), encoding="utf-8"
-    )
+    make_folder(out.parent)
+    lines = (json.dumps(_row(ranking), ensure_ascii=False) + "\n" for ranking in rankings)
+    write_file(out, "".join(lines).encode())
     return counts
 
 
@@ -101,7 +104,8 @@ def _fresh(config: PairsConfig, counts: Counts) -> Iterator[Ranking]:
 
 
 def _files(config: PairsConfig) -> list[Path]:
-    files = sorted((Path(config.run) / "rollouts").glob("step-*.parquet"))
+    run = without_links(config.run)
+    files = [run / ROLLOUTS / f"step-{step:06d}.parquet" for step in stored_steps(run)]
     if not files:
         raise ValueError(f"run is {config.run!r}: it has no rollouts, give the folder of a run of proximo train")
     chosen = [path for path in files if _step(path) in _range(config.steps)]
@@ -124,11 +128,16 @@ def _range(steps: str) -> range:
 
 def _groups(path: Path, by: str) -> Iterator[list[Mapping[str, Any]]]:
     columns = ["group", "prompt", "messages", "text", "truncated", by]
-    missing = set(columns) - set(pq.read_schema(path).names)
-    if missing:
+    try:
+        with open_file(path) as file:
+            missing = set(columns) - set(pq.read_schema(file).names)
+            table = None if missing else pq.read_table(file, columns=columns)
+    except pa.ArrowException as error:
+        raise ValueError(f"{path} is damaged ({error}): leave its step out with steps") from error
+    if table is None:
         raise ValueError(f"{path} has no column {', '.join(sorted(missing))}: it is from an older Proximo, train again")
     groups: dict[int, list[Mapping[str, Any]]] = {}
-    for row in pq.read_table(path, columns=columns).to_pylist():
+    for row in table.to_pylist():
         groups.setdefault(row["group"], []).append(row)
     yield from groups.values()
 

@@ -1,5 +1,6 @@
 """Names of the files in a run folder; without torch, for readers that need none."""
 
+import re
 from pathlib import Path
 
 from proximo.storage.opening import names, refuse_foreign
@@ -24,6 +25,12 @@ CHECKPOINTS, POINTS = "checkpoints", "resume"
 LOCK, CONFIG, RECORD, REPORT = "lock", "config.toml", "run.json", "report.html"
 FILES = (LOCK, CONFIG, RECORD, REPORT, RESULT, TRACEBACK, *LOGS)
 FOLDERS = (CHECKPOINTS, POINTS, ROLLOUTS, EVIDENCE, VERDICTS)
+
+
+def stored_steps(run: Path) -> list[int]:
+    """Steps with stored rollouts, in order."""
+    found = (re.fullmatch(r"step-([0-9]{1,18})\.parquet", name) for name in names(run / ROLLOUTS))
+    return sorted(int(match[1]) for match in found if match)
 
 
 def refuse_foreign_files(run: Path) -> None:
