@@ -24,6 +24,7 @@ from proximo.insight.report.facts import STAGES
 from proximo.models import load_tokenizer
 from proximo.models.model_types import PreTrainedModel, PreTrainedTokenizerBase
 from proximo.models.shipped import resolve
+from proximo.storage.opening import open_file
 from proximo.tasks import Arithmetic
 from proximo.training.config import RunConfig
 from proximo.training.offline.dpo import DpoConfig
@@ -113,7 +114,8 @@ class OpenedRun:
         Example: run.rollouts(step=12).select(["prompt", "text", "reward"]).to_pylist()[0]
         """
         self._folder.step(step)  # whole and of this version, or refused
-        return pq.read_table(self._folder.step_file(step))
+        with open_file(self._folder.step_file(step)) as file:
+            return pq.read_table(file)
 
     def events(self) -> list[dict[str, Any]]:
         """What happened on the way, in order: resumes, findings, unscored completions, changed fields."""

@@ -12,13 +12,13 @@ MAX_ROWS, MAX_TEXT = 16, 2000
 TEXTS, NUMBERS, FLAGS = ("prompt", "text", "answer", "state"), ("group", "outcome", "reward"), ("truncated",)
 
 
-def completion_rows(file: Path) -> list[Completion]:
+def completion_rows(path: Path) -> list[Completion]:
     """Completions spread evenly over the rows of a rollout file. OSError or ValueError if it cannot be read."""
     # Imported late: pyarrow is large, and the other files need none of it.
     import pyarrow.compute as pc
     import pyarrow.parquet as pq
 
-    with open_file(file) as opened, pq.ParquetFile(opened) as stored:
+    with open_file(path) as file, pq.ParquetFile(file) as stored:
         known = [name for name in (*TEXTS, *NUMBERS, *FLAGS, "tokens") if name in stored.schema_arrow.names]
         table = stored.read(columns=known)
     count = min(MAX_ROWS, table.num_rows)

@@ -14,6 +14,7 @@ from proximo.health.history import idle
 from proximo.insight.compare.plan import Job
 from proximo.insight.report.facts import Facts, Row, is_number, phases, real
 from proximo.maths.arithmetic import count_of
+from proximo.storage.opening import open_file
 from proximo.training.rl.evaluate import known_mean
 
 LAST = 0.1
@@ -166,7 +167,8 @@ class Run:
     def column(self, step: int, name: str) -> pa.ChunkedArray | None:
         """A column of a step's rollouts; None if not stored."""
         try:
-            return pq.read_table(self.facts.run.step_file(step), columns=[name]).column(name)
+            with open_file(self.facts.run.step_file(step)) as file:
+                return pq.read_table(file, columns=[name]).column(name)
         except (OSError, KeyError, pa.ArrowException):
             return None
 
