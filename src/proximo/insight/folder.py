@@ -16,7 +16,7 @@ from proximo.outside import load_class
 from proximo.storage.lines import to_row, whole_lines
 from proximo.storage.locks import NAME as LOCK
 from proximo.storage.locks import is_held
-from proximo.storage.opening import UnsafeFile, open_file, read_file, without_links
+from proximo.storage.opening import LinkedFile, open_file, read_file, without_links
 from proximo.training.config import RunConfig
 from proximo.training.old_names import loads_run
 from proximo.training.runfolder.files import METRICS, RESULT, ROLLOUTS, TRACKING, VERDICTS, stored_steps
@@ -59,12 +59,13 @@ class RunFolder:
         path = self.path / "config.toml"
         if (data := _read(path)) is None:
             raise ValueError(f"{path}: there is no such file")
-        if damage := config_damage(self.path, self.record):
-            raise ValueError(f"{self.path}: {damage}")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UnusualChoice)  # reported at the start of the run, and in its report
             text = data.decode("utf-8-sig", errors="replace")
-            return loads_run(text, str(path), self.load_class)
+            config = loads_run(text, str(path), self.load_class)
+        if damage := config_damage(self.path, self.record):
+            raise ValueError(f"{self.path}: {damage}")
+        return config
 
     def load_class(self, name: str) -> type:
         """A user's class that the config names. A run folder may come from anyone, so reading it executes nothing, and
@@ -142,7 +143,7 @@ class RunFolder:
                         raise ValueError(
                             f"{self.path / name} has more than {MAX_ROWS:,} rows, more than any run writes"
                         )
-        except UnsafeFile:
+        except LinkedFile:
             raise
         except OSError:
             return [], 0
@@ -226,10 +227,10 @@ def _text(path: Path) -> str:
 
 
 def _read(path: Path) -> bytes | None:
-    """The file's bytes; None if it does not exist. Anything but a file is refused."""
+    """The file's bytes; None if it does not exist or is no file. A link is refused."""
     try:
         return read_file(path, MAX_BYTES)
-    except UnsafeFile:
+    except LinkedFile:
         raise
     except OSError:
         return None

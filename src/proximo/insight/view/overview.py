@@ -22,7 +22,7 @@ from proximo.insight.folder import RunFolder, decoded, find_runs
 from proximo.insight.lens.parting import parting, told
 from proximo.maths.pieces.traits import GateTraits
 from proximo.plain_text import quoted
-from proximo.storage.opening import UnsafeFile, open_file
+from proximo.storage.opening import LinkedFile, open_file
 from proximo.training.runfolder.checkpoints import CHECKPOINTS, saved, step_of
 from proximo.training.runfolder.config_changes import flat
 from proximo.training.runfolder.files import EVENTS, METRICS, TIMINGS
@@ -101,7 +101,7 @@ class Runs:
             try:
                 told = {"name": name, "state": state, **summary(run), "fork": self._fork(run)}
                 known = self._summaries[name] = (stamp, told)
-            except (UnsafeFile, ValueError) as error:
+            except (LinkedFile, ValueError) as error:
                 return {"name": name, "state": state, "error": _text_of(str(error))}
             except OSError:
                 return None
@@ -169,7 +169,7 @@ def read_lines(path: Path, start: int) -> tuple[bytes, int]:
         with open_file(path) as file:
             file.seek(start)
             data = file.read(PAGE)
-    except UnsafeFile:
+    except LinkedFile:
         raise
     except OSError:  # it does not exist yet
         return b"", 0

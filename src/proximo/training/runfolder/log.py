@@ -33,6 +33,7 @@ from proximo.training.runfolder.files import (
     TIMELINE,
     TIMINGS,
     TRACEBACK,
+    stored_steps,
 )
 from proximo.training.runfolder.ledger import Entry
 from proximo.training.runfolder.rollouts import write_rollouts
@@ -127,11 +128,11 @@ class RunLog:
         return {file.path.name: file.size for file in files}
 
     def standing(self) -> dict[str, object]:
-        """What the manifest of a checkpoint that is saved now says: whose it is, and the size and SHA-256 of each
-        log."""
+        """What the manifest of a checkpoint that is saved now says: whose it is, the size and SHA-256 of each log, and
+        the first and last of the steps in a row that have rollouts."""
         sizes = {name: Lines(self.folder / name).size for name in LOGS}
         logs = {name: {"size": size, "sha256": self._prefixes[name].up_to(size)} for name, size in sizes.items()}
-        return {"run": self.identity, "logs": logs}
+        return {"run": self.identity, "logs": logs, "rollouts": ranges(stored_steps(self.folder))}
 
     def rewind(self, sizes: Mapping[str, int], step: int) -> None:
         """Cut metrics and ledger back to these sizes, and delete rollouts and evidence of later steps than
@@ -198,6 +199,16 @@ class RunLog:
                 with suppress(OSError):  # stderr may be closed
                     print(f"warning: the run's log cannot be written: {self._failure}", file=sys.stderr, flush=True)
             self._has_warned = True
+
+
+def ranges(steps: Sequence[int]) -> list[tuple[int, int]]:
+    """First and last of the numbers in a row.
+
+    Example: ranges([1, 2, 3, 7]) == [(1, 3), (7, 7)]
+    """
+    starts = [step for before, step in zip([None, *steps], steps, strict=False) if before is None or step > before + 1]
+    ends = [step for step, after in zip(steps, [*steps[1:], None], strict=True) if after is None or after > step + 1]
+    return list(zip(starts, ends, strict=True))
 
 
 def is_altered(path: Path, known: tuple[int, str] | None) -> bool:

@@ -9,10 +9,10 @@ from proximo.machine import Machine
 from proximo.plain_text import quoted, visible
 from proximo.storage.folders import MANIFEST, read_manifest
 from proximo.storage.lines import Lines
-from proximo.storage.opening import UnsafeFile, names, read_json, read_text
+from proximo.storage.opening import LinkedFile, UnsafeFile, read_json, read_text
 from proximo.training.runfolder.checkpoints import STATE
 from proximo.training.runfolder.config_changes import flat
-from proximo.training.runfolder.files import LOGS, METRICS, NUMBERS, ROLLOUTS
+from proximo.training.runfolder.files import LOGS, METRICS, NUMBERS, stored_steps
 from proximo.training.runfolder.log import is_altered
 from proximo.training.runfolder.state import read_origin
 from proximo.version import __version__, source_fingerprint
@@ -21,6 +21,8 @@ FORMAT = 2
 """Format of run folders. Format 1, which run.json did not record, counted steps from 0 and evaluations from −1."""
 COMPARED = ("python", "torch", "transformers", "processor")
 """Facts about a process that may change the last digits of its numbers."""
+MAX_STEPS = 1_000_000
+"""More steps in a row than any run has."""
 CODE = ("version", "source")
 """Facts that identify Proximo's code."""
 
@@ -75,9 +77,9 @@ def config_damage(folder: Path, record: Mapping[str, Any]) -> str | None:
         theirs = dict(flat(tomllib.loads(read_text(folder / "config.toml"))))
     except FileNotFoundError:
         return "config.toml is missing: restore it (run.json has a copy, as config)"
-    except UnsafeFile:
+    except LinkedFile:
         raise
-    except (ValueError, RecursionError):
+    except (OSError, ValueError, RecursionError):
         return "config.toml cannot be read: restore it (run.json has a copy, as config)"
     others = [name for name in sorted(ours.keys() | theirs.keys()) if repr(ours.get(name)) != repr(theirs.get(name))]
     if not others:
@@ -119,16 +121,22 @@ def altered_logs(folder: Path, checkpoint: Path, logs: Sequence[str] = LOGS) -> 
     ]
 
 
-def missing_rollouts(folder: Path, last: int | None = None) -> str | None:
-    """Message if steps of a run, up to the `last`, have no file among its rollouts; None too where nobody kept any."""
-    there = set(names(folder / ROLLOUTS))
-    rows = Lines(folder / METRICS).readable() if there else ()
-    steps = {row["step"] for row in rows if "sampled_tokens" in row and type(row.get("step")) is int}
-    missing = sorted(s for s in steps if f"step-{s:06d}.parquet" not in there and (last is None or s <= last))
+def missing_rollouts(folder: Path, checkpoint: Path) -> str | None:
+    """Message if steps that had a file among the rollouts when a checkpoint was saved have none any more."""
+    known = read_manifest(checkpoint).get("rollouts")
+    there, missing, end = set(stored_steps(folder)), list[int](), -1
+    for each in known if isinstance(known, list) else ():
+        match each:
+            case [int() as first, int() as last] if end < first <= last < first + MAX_STEPS > len(missing):
+                missing += [step for step in range(first, last + 1) if step not in there]
+                end = last
+            case _:
+                raise ValueError(f"{checkpoint / MANIFEST} is not as it was written")
     if not missing:
         return None
-    number = f"{len(missing)} step{'s' * (len(missing) > 1)}"
-    return f"the rollouts of {number} are missing, first those of step {missing[0]}"
+    return (
+        f"the rollouts of {len(missing)} step{'s' * (len(missing) > 1)} are missing, first those of step {missing[0]}"
+    )
 
 
 def other_code(attempts: Sequence[Mapping[str, Any]]) -> str | None:

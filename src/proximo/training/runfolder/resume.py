@@ -247,7 +247,7 @@ class Attempt:
             return
         self.log.known = known_logs(self.resume_from)
         self.altered += altered_logs(self.folder, self.resume_from, [name for name in LOGS if name not in NUMBERS])
-        if missing := missing_rollouts(self.folder, step_of(self.resume_from)):
+        if missing := missing_rollouts(self.folder, self.resume_from):
             self.altered.append(f"{missing}; training does not need them")
         lost = [f"{self.folder}/{each}" for each in lost_rows(self.folder, self.resume_from)]
         if lost and self._record.get("accepted_loss") != self.resume_from.name:
