@@ -138,7 +138,7 @@ class RunFolder:
                 for line in whole_lines(file):
                     offset = file.tell()
                     if (row := to_row(line)) is not None:
-                        rows.append(row)
+                        rows.append(_with_step(row))
                     if len(rows) > MAX_ROWS:
                         raise ValueError(
                             f"{self.path / name} has more than {MAX_ROWS:,} rows, more than any run writes"
@@ -201,6 +201,13 @@ def _below(folder: Path, depth: int) -> Iterator[Path]:
             yield path
         if depth > 1 and path.name not in (ROLLOUTS, TRACKING, VERDICTS, "checkpoints", "evidence"):
             yield from _below(path, depth - 1)
+
+
+def _with_step(row: dict[str, Any]) -> dict[str, Any]:
+    """The row, without its step if that is no whole number: whoever counts by steps need not ask."""
+    if type(row.get("step", 0)) is not int:
+        del row["step"]
+    return row
 
 
 def decoded(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:

@@ -120,6 +120,16 @@ def _integer(text: str) -> int | float:
     return int(text) if len(text) <= MAX_DIGITS else float(text)
 
 
+@contextmanager
+def as_written(path: Path) -> Iterator[None]:
+    """Turn what goes wrong with a file's values, which may be anything, into a ValueError that names the file."""
+    try:
+        yield
+    except (AttributeError, IndexError, KeyError, TypeError, OverflowError, RecursionError) as error:
+        reason = " ".join(ascii(str(error))[1:100].split())
+        raise ValueError(f"{path} is not as it was written ({reason}): restore it, or remove it") from error
+
+
 def check_file(path: Path) -> Path:
     """The same path, for a library that opens it by itself; OSError as of `open_file`."""
     open_file(path).close()

@@ -9,10 +9,12 @@ from typing import Any
 
 from proximo.models.model_types import PreTrainedTokenizerBase
 from proximo.storage.folders import remove_folder
+from proximo.storage.opening import as_written, inside
 from proximo.training.offline.schedule import FitOptions, Schedule
 from proximo.training.offline.snapshots import Best, read_point, write_point
 from proximo.training.offline.stage_model import HoldsStages, Stage, StageModel, WholeStageModel
 from proximo.training.runfolder.checkpoints import CHECKPOINTS, Saver, save, saved
+from proximo.training.runfolder.files import RESULT
 from proximo.training.runfolder.log import RunLog
 from proximo.training.runfolder.resume import Attempt
 from proximo.training.runfolder.signals import Stop, Stopped
@@ -47,7 +49,8 @@ class Fitted:
     @classmethod
     def from_dict(cls, facts: Mapping[str, Any], folder: Path) -> "Fitted":
         """The stored result of the stage in this folder."""
-        return cls(**{**facts, "checkpoint": folder / CHECKPOINTS / facts["checkpoint"]})
+        with as_written(folder / RESULT):
+            return cls(**{**facts, "checkpoint": inside(folder / CHECKPOINTS, facts["checkpoint"])})
 
 
 def fit(

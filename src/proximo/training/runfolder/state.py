@@ -15,7 +15,7 @@ from torch import Tensor
 
 from proximo.plain_text import quoted
 from proximo.samplers import Snapshot
-from proximo.storage.opening import read_json, write_new
+from proximo.storage.opening import as_written, read_json, write_new
 from proximo.tasks import Task
 from proximo.training.learner.named_tensors import read_tensors, write_tensors
 from proximo.training.records import Active, Answered, Collected, DataCursor, Evaluation
@@ -139,10 +139,8 @@ def read_run_state(folder: Path, task: Task, seed: int) -> RunState:
             f"{folder} has the format {quoted(facts.get('format'))}, this version reads 1 and {FORMAT}: use the other "
             "version"
         )
-    try:
+    with as_written(folder / RUN_STATE):
         return _run_state(folder, facts, task, seed)
-    except (AttributeError, IndexError, KeyError, TypeError) as error:
-        raise ValueError(f"{folder / RUN_STATE} is not as it was written ({quoted(str(error))})") from error
 
 
 def _run_state(folder: Path, facts: Mapping[str, Any], task: Task, seed: int) -> RunState:
