@@ -69,6 +69,14 @@ def _is_plain(part: object) -> bool:
         return False
 
 
+def check_utf8(path: Path) -> None:
+    """ValueError for a path that is not UTF-8: libraries that write models cannot open it."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"{str(path)!a} is not UTF-8, and no model can be saved there: give another name") from None
+
+
 # Reading
 
 
