@@ -1,29 +1,257 @@
-"""Open files of a folder from an untrusted source, only if they are regular files of that folder."""
+"""The only way into a folder that may come from a stranger: a run, a model, data.
+
+Four rules: a name that is read from a file stays inside its folder (`inside`); nothing is read, written, created,
+renamed or removed through a symbolic link, in no part of a path; only regular files are opened, so that a pipe or a
+device is refused at once; and `read_file` stops at a bound, whatever size a file claims to have.
+
+Links in a path that the user typed are his own: `without_links` follows them, once, where the path comes in.
+"""
 
 import errno
 import os
+import shutil
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
+TEXT = 64 << 20
+"""Maximum bytes of a file of text that is read at once: configs, records and manifests are far smaller."""
+PIECE = 1 << 20
+FOLDER = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_CLOEXEC
+FILE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
-class LinkedFile(OSError):
-    """A symbolic link in place of a file: it may point at anything, such as a secret."""
+
+class UnsafeFile(OSError):
+    """What is there is no file that a program may open: a link, a pipe, a device, a folder, or too large."""
+
+
+class LinkedFile(UnsafeFile):
+    """A symbolic link in place of a file or a folder: it may point at anything, such as a secret."""
+
+
+def without_links(path: str | Path) -> Path:
+    """A path as the user typed it, with the links in it followed; unchanged if there are none. Only for what was typed:
+    of a path inside a folder it would follow the links of a stranger.
+
+    Example: run = without_links("runs/mine")
+    """
+    try:
+        real = os.path.realpath(path)
+    except ValueError as error:  # a NUL, or half a surrogate
+        raise ValueError(f"{os.fspath(path)!r} cannot be a path: {error}") from None
+    return Path(path) if real == os.path.abspath(path) else Path(real)
+
+
+def inside(folder: Path, name: object, *, nested: bool = False) -> Path:
+    """The file of a name that was read from a file; ValueError if the name leads out of the folder. `nested`: whether
+    it may be in a subfolder.
+
+    Example: inside(Path("runs/a"), "metrics.jsonl") == Path("runs/a/metrics.jsonl")
+    """
+    parts = name.split("/") if isinstance(name, str) and nested else [name]
+    if not all(map(_is_plain, parts)):
+        raise ValueError(f"{folder}: {ascii(name)[:100]} is no name of a file in this folder")
+    return folder.joinpath(*map(str, parts))
+
+
+def _is_plain(part: object) -> bool:
+    if not isinstance(part, str) or part in ("", ".", "..") or "/" in part or "\0" in part:
+        return False
+    try:
+        return bool(os.fsencode(part))
+    except ValueError:  # half a surrogate
+        return False
+
+
+# Reading
 
 
 def open_file(path: Path) -> BinaryIO:
-    """Open a file for reading. OSError if it does not exist; LinkedFile for a symbolic link. Pipes and devices are
-    refused, since they block or have no end.
+    """Open a file for reading. OSError if it does not exist; UnsafeFile if it is anything but a regular file, or
+    reached through a link.
 
-    Example: with open_file(Path("runs/a/config.toml")) as file: text = file.read()
+    Example: with open_file(Path("runs/a/config.toml")) as file: text = file.read(1 << 20)
     """
+    return os.fdopen(_opened(path, os.O_RDONLY), "rb")
+
+
+def read_file(path: Path, limit: int = TEXT) -> bytes:
+    """A file's bytes; UnsafeFile, before more memory is taken, if there are more than `limit`."""
+    with open_file(path) as file:
+        if os.fstat(file.fileno()).st_size <= limit and len(data := file.read(limit + 1)) <= limit:
+            return data
+    raise UnsafeFile(f"{path} has more than {limit:,} bytes, more than is ever written there")
+
+
+def read_text(path: Path, limit: int = TEXT) -> str:
+    """A file's text; ValueError if it is not UTF-8."""
+    return read_file(path, limit).decode("utf-8")
+
+
+def check_file(path: Path) -> Path:
+    """The same path, for a library that opens it by itself; OSError as of `open_file`."""
+    open_file(path).close()
+    return path
+
+
+def names(folder: Path) -> list[str]:
+    """Names in a folder, in order; none if it does not exist. LinkedFile if it is a link."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError as error:
-        if error.errno == errno.ELOOP or path.is_symlink():
-            raise LinkedFile(f"{path} is a symbolic link and is not followed: put the file itself there") from None
-        raise
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise OSError(f"{path} is not a file")
-    return os.fdopen(descriptor, "rb")
+        with _folder(folder) as descriptor:
+            listed = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=descriptor)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    try:
+        return sorted(os.listdir(listed))
+    finally:
+        os.close(listed)
+
+
+def foreign(folder: Path) -> str | None:
+    """What in a folder, at any depth, is neither file nor folder, and why it is refused; None if there is nothing."""
+    for name in names(folder):
+        path = folder / name
+        try:
+            kind = path.lstat().st_mode
+        except FileNotFoundError:  # removed meanwhile
+            continue
+        if stat.S_ISDIR(kind):
+            if (found := foreign(path)) is not None:
+                return found
+        elif not stat.S_ISREG(kind):
+            return str(_refusal(path, kind))
+    return None
+
+
+def blob_of(path: Path) -> Path:
+    """Where a file of a model's folder is: the path itself, or in a snapshot of a Hugging Face cache the regular file
+    among the same repository's blobs that a link there leads to. Any other link is refused.
+
+    Example: with open_file(blob_of(folder / "config.json")) as file: ...
+    """
+    if not path.is_symlink():
+        return path
+    target = Path(os.path.normpath(path.parent / os.readlink(path)))
+    snapshots = next((each for each in path.parents if each.name == "snapshots"), None)
+    if snapshots is None or target.parent != snapshots.parent / "blobs":
+        raise _linked(path)
+    return target
+
+
+# Writing
+
+
+def open_to_write(path: Path, *, append: bool = False, new: bool = False) -> int:
+    """Descriptor of a file to write, which is created if it does not exist; with `new` it must not. What a file
+    contains stays: to replace it, write another and rename it."""
+    return _opened(path, os.O_RDWR | os.O_CREAT | (os.O_APPEND if append else 0) | (os.O_EXCL if new else 0))
+
+
+def make_folder(path: Path) -> None:
+    """Create a folder, and those above it, unless they exist."""
+    try:
+        with _folder(path):
+            return
+    except FileNotFoundError:
+        pass
+    make_folder(path.parent)
+    with _folder(path.parent) as parent, suppress(FileExistsError):  # another process was faster
+        os.mkdir(path.name, dir_fd=parent)
+    with _folder(path):
+        return
+
+
+def rename(path: Path, target: Path) -> None:
+    """Rename a file or folder, in place of a file of that name."""
+    with _folder(path.parent) as parent, _folder(target.parent) as other:
+        os.rename(path.name, target.name, src_dir_fd=parent, dst_dir_fd=other)
+
+
+def remove(path: Path) -> None:
+    """Remove a file, a link itself, or a folder with all that is in it; nothing happens if there is none."""
+    try:
+        with _folder(path.parent) as parent:
+            if stat.S_ISDIR(os.stat(path.name, dir_fd=parent, follow_symlinks=False).st_mode):
+                shutil.rmtree(path.name, dir_fd=parent)
+            else:
+                os.unlink(path.name, dir_fd=parent)
+    except FileNotFoundError:
+        return
+
+
+def copy_file(source: Path, target: Path, size: int | None = None) -> None:
+    """Copy a file, or its first `size` bytes, to a name that is not taken."""
+    with open_file(source) as file, os.fdopen(open_to_write(target, new=True), "wb") as copy:
+        left = os.fstat(file.fileno()).st_size if size is None else size
+        while left > 0 and (piece := file.read(min(PIECE, left))):
+            left -= copy.write(piece)
+
+
+def copy_folder(source: Path, target: Path, *, without: str = "") -> None:
+    """Copy a folder of files and folders, except files of one name. UnsafeFile if anything else is in it."""
+    make_folder(target)
+    for name in names(source):
+        if stat.S_ISDIR((source / name).lstat().st_mode):
+            copy_folder(source / name, target / name, without=without)
+        elif name != without:
+            copy_file(source / name, target / name)
+
+
+# Paths without links
+
+
+@contextmanager
+def _folder(path: Path) -> Iterator[int]:
+    """Descriptor of a folder, opened part by part, so that no link is followed."""
+    start, *parts = path.parts if path.is_absolute() else (".", *path.parts)
+    folder = os.open(start, FOLDER)
+    try:
+        for number, part in enumerate(parts):
+            try:
+                inner = os.open(part, FOLDER | os.O_NOFOLLOW, dir_fd=folder)
+            except OSError as error:
+                raise _better(error, Path(start, *parts[: number + 1])) from None
+            os.close(folder)
+            folder = inner
+        yield folder
+    finally:
+        os.close(folder)
+
+
+def _opened(path: Path, flags: int) -> int:
+    with _folder(path.parent) as parent:
+        try:
+            file = os.open(path.name, flags | FILE, 0o644, dir_fd=parent)
+        except OSError as error:
+            raise _better(error, path) from None
+    kind = os.fstat(file).st_mode
+    if not stat.S_ISREG(kind):
+        os.close(file)
+        raise _refusal(path, kind)
+    return file
+
+
+def _better(error: OSError, path: Path) -> OSError:
+    """The error with the whole path in it, and of a link, pipe or device with what it is."""
+    try:
+        kind = path.lstat().st_mode
+    except OSError:
+        kind = stat.S_IFREG
+    if error.errno in (errno.ELOOP, errno.ENOTDIR, errno.ENXIO, errno.EISDIR) and not stat.S_ISREG(kind):
+        return _refusal(path, kind)
+    return OSError(error.errno, os.strerror(error.errno or 0), str(path))
+
+
+def _refusal(path: Path, kind: int) -> UnsafeFile:
+    if stat.S_ISLNK(kind):
+        return _linked(path)
+    kinds = {stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket", stat.S_IFDIR: "a folder"}
+    return UnsafeFile(
+        f"{path} is {kinds.get(stat.S_IFMT(kind), 'a device')}, not a file: put a file there, or remove it"
+    )
+
+
+def _linked(path: Path) -> LinkedFile:
+    return LinkedFile(f"{path} is a symbolic link and is not followed: put the file itself there")
