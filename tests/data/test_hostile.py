@@ -3,7 +3,7 @@
 import json
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +30,13 @@ def refusal(path: Path) -> str:
 
 
 def as_arrow(path: Path, table: pa.Table, **options: Any) -> Path:
-    with pa.OSFile(str(path), "wb") as file:
-        with ipc.new_file(file, table.schema, options=ipc.IpcWriteOptions(**options)) as writer:
-            writer.write_table(table)
+    with pa.OSFile(str(path), "wb") as file, _writer(file, table, options) as writer:
+        writer.write_table(table)
     return path
+
+
+def _writer(file: Any, table: pa.Table, options: Mapping[str, Any]) -> Any:
+    return ipc.new_file(file, table.schema, options=ipc.IpcWriteOptions(**options))
 
 
 def reason(read: Any, path: Path) -> str:

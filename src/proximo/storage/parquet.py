@@ -7,7 +7,7 @@ says: where that could be too much, its column is counted as numbers of the few 
 
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 MAGIC = b"PAR1"
-MAX_FOOTER = 32 << 20
+MAX_FOOTER = 8 << 20
 """Bytes of a footer: those of thousands of columns and row groups are smaller."""
 MAX_DEPTH = 32
 """Lists and structs inside each other; deeper ones end the process inside the library."""
@@ -25,7 +25,9 @@ MAX_PAGES = 100_000
 """Pages of a file. Writers make pages of about a megabyte; many tiny ones take time, each for itself."""
 HEADS = (1 << 10, 1 << 16, 1 << 20)
 """Bytes that are read for the head of a page: nearly all have less than a hundred."""
-WIDTHS = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "INT96": 12, "FLOAT": 4, "DOUBLE": 8}
+WIDTHS = {0: 1, 1: 4, 2: 8, 3: 12, 4: 4, 5: 8}
+"""Bytes of a value by the number of its type."""
+REPEATED = 2
 DICTIONARY, CODED, PREFIXED = 2, (2, 8), 7
 """Numbers of the format: a page with a column's different values; encodings by number of such a value, and by what a
 value has in common with the one before."""
@@ -65,12 +67,14 @@ def open_parquet(file: BinaryIO, limits: Limits, **options: Any) -> pq.ParquetFi
     Example: with open_file(path) as file: table = open_parquet(file, Limits(10**6, 10**8, 1 << 32)).read()
     """
     try:
-        _check_footer(file)
-        opened = pq.ParquetFile(_rewound(file))
-        _check_sizes(file, opened.metadata, limits)
-        return pq.ParquetFile(_rewound(file), metadata=opened.metadata, **options)
-    except (pa.ArrowException, OSError, MemoryError, IndexError, OverflowError, NotImplementedError) as error:
+        footer = _footer(file)
+        columns = _columns(footer.get(2))
+        _check_sizes(file, footer, columns, limits)
+        return pq.ParquetFile(_rewound(file), **options)
+    except (pa.ArrowException, OSError, MemoryError, OverflowError) as error:
         raise ValueError(f"not Parquet: {_first_line(error)}") from error
+    except (TypeError, LookupError, AttributeError, NotImplementedError):  # values of another kind than the format has
+        raise ValueError("not Parquet: its footer is damaged") from None
 
 
 def refuse_rows(rows: int, limit: int) -> None:
@@ -91,8 +95,22 @@ def refuse_size(size: int, limit: int) -> None:
         )
 
 
-def _check_footer(file: BinaryIO) -> None:
-    """Refuse a footer that is too large, and one whose columns are nested too deeply."""
+# The footer
+
+
+@dataclass(frozen=True)
+class _Column:
+    """A column as the footer describes it, read here: pyarrow ends the process where a row group lacks one."""
+
+    path: str
+    kind: int
+    length: int
+    """Bytes of a value, where all have the same."""
+    is_repeated: bool
+
+
+def _footer(file: BinaryIO) -> dict[int, Any]:
+    """The fields of the footer, by their numbers in the format."""
     about = os.fstat(file.fileno())
     if not stat.S_ISREG(about.st_mode):
         raise ValueError("not Parquet: it is not a file")
@@ -104,34 +122,52 @@ def _check_footer(file: BinaryIO) -> None:
     if length > MAX_FOOTER:
         raise ValueError(f"its footer has {length:,} bytes, more than the {MAX_FOOTER:,} that are read")
     file.seek(about.st_size - 8 - length)
-    left: list[int] = []  # children still to come, of each group that the element is in
-    for element in _Thrift(file.read(length)).elements():
-        while left and left[-1] == 0:
-            left.pop()
-        if left:
-            left[-1] -= 1
-        left.append(element.get(5) or 0)
-        if len(left) > MAX_DEPTH:
+    return _Thrift(file.read(length)).struct()
+
+
+def _columns(elements: Any) -> list[_Column]:
+    """The columns with values, in the order of the schema, which lists each group before what is in it."""
+    columns: list[_Column] = []
+    groups: list[tuple[int, str, bool]] = []  # children still to come, path and whether it repeats
+    for number, element in enumerate(elements):
+        while groups and groups[-1][0] == 0:
+            groups.pop()
+        path, is_repeated = "", False
+        if groups:
+            left, path, is_repeated = groups.pop()
+            groups.append((left - 1, path, is_repeated))
+        if number:  # the first is the whole schema
+            path = f"{path}.{element[4].decode()}".removeprefix(".")
+            is_repeated = is_repeated or element.get(3) == REPEATED
+        if children := element.get(5):
+            groups.append((children, path, is_repeated))
+        elif number:
+            columns.append(_Column(path, element[1], element.get(2) or 0, is_repeated))
+        if len(groups) > MAX_DEPTH:
             raise ValueError(f"its columns are nested more than {MAX_DEPTH} deep: flatten them")
+    return columns
 
 
-def _check_sizes(file: BinaryIO, about: pq.FileMetaData, limits: Limits) -> None:
-    refuse_rows(about.num_rows, limits.rows)
-    pages = about.num_row_groups * about.num_columns
+def _check_sizes(file: BinaryIO, footer: Mapping[int, Any], columns: Sequence[_Column], limits: Limits) -> None:
+    groups = footer.get(4) or []
+    refuse_rows(max(_count(footer.get(3)), sum(_count(group.get(3)) for group in groups)), limits.rows)
+    if any(len(group[1]) != len(columns) for group in groups):
+        raise ValueError("not Parquet: a row group has other columns than the schema")
+    pages = len(groups) * len(columns)
     _refuse_pages(pages)
     values = size = shared = 0
-    chunks: list[tuple[int, int, _Chunk]] = []
-    for group in range(about.num_row_groups):
-        for place in range(about.num_columns):
-            chunk = _chunk(file, about.row_group(group).column(place), about.schema.column(place).length, pages)
+    chunks: list[tuple[int, _Column, _Chunk]] = []
+    for number, group in enumerate(groups):
+        for column, stored in zip(columns, group[1], strict=True):
+            chunk = _chunk(file, stored[3], column, pages)
             pages, values = pages + chunk.pages, values + chunk.values
             size, shared = size + chunk.size, shared + chunk.shared
             refuse_values(values, limits.values)
             refuse_size(size, limits.size)
-            chunks.append((group, place, chunk))
+            chunks.append((number, column, chunk))
     if size + shared > limits.size:
-        for group, place, chunk in chunks:
-            for more in _shared_sizes(file, about, group, place, chunk):
+        for number, column, chunk in chunks:
+            for more in _shared_sizes(file, number, column, chunk):
                 size += more
                 refuse_size(size, limits.size)
 
@@ -144,18 +180,17 @@ def _refuse_pages(count: int) -> None:
 # Texts that rows share
 
 
-def _shared_sizes(file: BinaryIO, about: pq.FileMetaData, group: int, place: int, chunk: _Chunk) -> Iterator[int]:
+def _shared_sizes(file: BinaryIO, group: int, column: _Column, chunk: _Chunk) -> Iterator[int]:
     """Bytes of a column's texts, counted piece by piece, where the heads of its pages do not say them."""
-    column = about.schema.column(place)
     if chunk.prefixed:
-        if column.max_repetition_level:
-            raise ValueError(f"its column {column.path!r} has lists of texts by their prefixes: write it anew")
-        reader = pq.ParquetFile(_rewound(file), metadata=about)
+        if column.is_repeated:
+            raise ValueError(f"its column {column.path[:100]!r} has lists of texts by their prefixes: write it anew")
+        reader = pq.ParquetFile(_rewound(file))
         rows = max((64 << 20) // max(chunk.largest, 1), 1)
         for batch in reader.iter_batches(rows, [group], [column.path], use_threads=False):
             yield batch.nbytes
     elif chunk.shared:
-        reader = pq.ParquetFile(_rewound(file), metadata=about, read_dictionary=[column.path])
+        reader = pq.ParquetFile(_rewound(file), read_dictionary=[column.path])
         table = reader.read_row_group(group, columns=[column.path], use_threads=False)
         yield from (_text_size(each) for each in table.column(0).chunks)
 
@@ -176,14 +211,14 @@ def _text_size(array: Any) -> int:
 # Pages
 
 
-def _chunk(file: BinaryIO, column: pq.ColumnChunkMetaData, length: int, before: int) -> _Chunk:
-    """What a column's pages give; `length` of a value, where all have the same, and `before` how many pages the file
-    has before it."""
-    starts = [
-        each for each in (column.dictionary_page_offset, column.data_page_offset) if each is not None and each > 0
-    ]
-    start, end = min(starts), min(starts) + column.total_compressed_size
-    width = WIDTHS.get(column.physical_type, length if column.physical_type == "FIXED_LEN_BYTE_ARRAY" else 0)
+def _chunk(file: BinaryIO, about: Mapping[int, Any], column: _Column, before: int) -> _Chunk:
+    """What a column's pages give in one row group; `before`: how many pages the file has before it."""
+    if about.get(1) != column.kind:
+        raise ValueError("not Parquet: a column has another type than in the schema")
+    starts = [each for each in (about.get(11), about.get(9)) if each is not None and each > 0]
+    start = min(starts)
+    end = start + _count(about.get(7))
+    width = WIDTHS.get(column.kind, column.length)
     values = size = dictionary = coded = prefixed = largest = pages = 0
     while start < end:
         pages += 1
@@ -238,23 +273,12 @@ class _Thrift:
         self._data, self.position = data, 0
 
     def struct(self, depth: int = 0) -> dict[int, Any]:
-        """Numbers and structs by field; other values are passed over."""
+        """Values by field: numbers, bytes, structs and lists of those."""
         fields, field = {}, 0
         while head := self._byte():
             field = field + (head >> 4) if head >> 4 else self._number()
             fields[field] = self._value(head & 15, depth)
         return fields
-
-    def elements(self) -> Iterator[dict[int, Any]]:
-        """The structs in the first list of a struct: of a footer, the elements of its schema."""
-        while head := self._byte():
-            if not head >> 4:
-                self._number()
-            if head & 15 == 9:
-                kind, count = self._list()
-                yield from (self._value(kind, 0) for _ in range(count) if kind == 12)
-                return
-            self._value(head & 15, 0)
 
     def _value(self, kind: int, depth: int) -> Any:
         match kind:
@@ -265,18 +289,16 @@ class _Thrift:
             case 4 | 5 | 6:
                 return self._number()
             case 7:
-                self._skip(8)
+                return self._bytes(8)
             case 8:
-                self._skip(self._unsigned())
+                return self._bytes(self._unsigned())
             case 9 | 10 if depth < MAX_DEPTH:
                 inner, count = self._list()
-                for _ in range(count):
-                    self._value(3 if inner in (1, 2) else inner, depth + 1)
+                return [self._value(3 if inner in (1, 2) else inner, depth + 1) for _ in range(count)]
             case 12 if depth < MAX_DEPTH:
                 return self.struct(depth + 1)
             case _:
-                raise ValueError("it is damaged: its bytes are not of the format")
-        return None
+                raise ValueError("not Parquet: its bytes are not of the format")
 
     def _list(self) -> tuple[int, int]:
         head = self._byte()
@@ -286,10 +308,11 @@ class _Thrift:
         self.position += 1
         return self._data[self.position - 1]
 
-    def _skip(self, count: int) -> None:
+    def _bytes(self, count: int) -> bytes:
         self.position += count
         if self.position > len(self._data):
             raise IndexError
+        return self._data[self.position - count : self.position]
 
     def _unsigned(self) -> int:
         value = shift = 0

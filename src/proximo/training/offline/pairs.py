@@ -9,11 +9,10 @@ from pathlib import Path
 from random import Random
 from typing import Any, Literal
 
-import pyarrow.parquet as pq
-
 from proximo.data.rankings import Ranking, read_rankings
 from proximo.data.rows import Mistakes, read_prompt
 from proximo.maths.arithmetic import count_of
+from proximo.training.runfolder.rollout_files import read_columns
 
 
 @dataclass(frozen=True)
@@ -124,11 +123,15 @@ def _range(steps: str) -> range:
 
 def _groups(path: Path, by: str) -> Iterator[list[Mapping[str, Any]]]:
     columns = ["group", "prompt", "messages", "text", "truncated", by]
-    missing = set(columns) - set(pq.read_schema(path).names)
+    try:
+        table = read_columns(path, columns)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path} cannot be read: {error}") from error
+    missing = set(columns) - set(table.column_names)
     if missing:
         raise ValueError(f"{path} has no column {', '.join(sorted(missing))}: it is from an older Proximo, train again")
     groups: dict[int, list[Mapping[str, Any]]] = {}
-    for row in pq.read_table(path, columns=columns).to_pylist():
+    for row in table.to_pylist():
         groups.setdefault(row["group"], []).append(row)
     yield from groups.values()
 
