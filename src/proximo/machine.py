@@ -22,6 +22,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear, silu
 
+MAX_THREADS = 1 << 12
+"""More threads than any machine has: a record with more is damaged."""
 SMALL_MODEL = 20_000_000
 """Parameter count below which a step is many small products, above which few large ones."""
 
@@ -83,7 +85,9 @@ class Machine:
 
     @classmethod
     def from_dict(cls, facts: Mapping[str, Any]) -> "Machine":
-        return cls(threads=int(facts["threads"]), onednn=bool(facts["onednn"]))
+        if not 0 < (threads := int(facts["threads"])) <= MAX_THREADS:
+            raise ValueError(f"machine has {threads} threads")
+        return cls(threads=threads, onednn=bool(facts["onednn"]))
 
 
 @dataclass(frozen=True)

@@ -13,13 +13,13 @@ from proximo.storage.opening import (
     check_file,
     copy_file,
     copy_folder,
-    foreign,
     inside,
     make_folder,
     names,
     open_file,
     open_to_write,
     read_file,
+    refuse_foreign,
     remove,
     rename,
     without_links,
@@ -101,9 +101,21 @@ def test_no_part_of_a_path_may_be_a_link(run):
 
 @pytest.mark.parametrize("kind", ["link", "pipe", "socket"])
 def test_what_is_neither_file_nor_folder_is_named(run, kind):
-    assert foreign(run) is None
+    refuse_foreign(run)
     plant(run / "rollouts" / "step-000001.parquet", kind)
-    assert "rollouts/step-000001.parquet is " in (foreign(run) or "")
+    with pytest.raises(UnsafeFile, match="rollouts/step-000001.parquet is a"):
+        refuse_foreign(run)
+
+
+def test_links_that_another_program_made_stay_in_its_folder(run):
+    (run / "offline-run").mkdir()
+    (run / "latest-run").symlink_to("offline-run")
+    refuse_foreign(run, own_links=True)
+    with pytest.raises(LinkedFile):
+        refuse_foreign(run)
+    (run / "offline-run" / "logs").symlink_to("../../mine")
+    with pytest.raises(LinkedFile, match="offline-run/logs"):
+        refuse_foreign(run, own_links=True)
 
 
 def test_names_from_a_file_stay_inside(run):
@@ -125,7 +137,7 @@ def test_sizes_are_bounded_before_memory_is_taken(run):
         read_file(run / "huge", 100)
     assert read_file(run / "config.toml", 9) == b"steps = 1"
     with pytest.raises(UnsafeFile, match="more than 16 bytes"):
-        read_file(Path("/proc/self/status"), 16)  # claims to be empty
+        read_file(Path(f"/proc/{os.getpid()}/status"), 16)  # claims to be empty
 
 
 def test_links_of_the_user_are_followed_once(run, monkeypatch):

@@ -11,6 +11,7 @@ from importlib import import_module
 from proximo.cli.flags import asks_for_help, refuse
 from proximo.cli.helping.pages import stored_help
 from proximo.cli.parsing import nearest
+from proximo.storage.opening import UnsafeFile
 from proximo.version import __version__
 
 USAGE = """usage: proximo COMMAND ...
@@ -172,6 +173,8 @@ def _answer(arguments: list[str], *, owns_process: bool) -> int:
         if owns_process:
             _import_for_good(_module_of(command))
         return _run(command, rest)
+    except UnsafeFile as error:
+        refuse(str(error))
     except KeyboardInterrupt:
         kept = (
             "; what was written so far is in the run folder" if command in ("train", "fork", *CHAINS, *STAGES) else ""

@@ -26,6 +26,7 @@ from proximo.explain import Card
 from proximo.insight.folder import RunFolder
 from proximo.outside import load_class
 from proximo.presets import ARITHMETIC, PRESETS, with_algorithm, with_values
+from proximo.storage.opening import read_file, without_links
 from proximo.tasks import Code, File
 from proximo.training.config import RunConfig
 from proximo.training.old_names import load_run
@@ -180,7 +181,7 @@ def algorithm_file(name: str) -> Algorithm:
     # A run folder may come from anyone: it decides itself which classes are loaded.
     load = RunFolder(path.parent, load_code=True).load_class if (path.parent / "run.json").is_file() else load_class
     try:
-        is_run = path.is_file() and "algorithm" in tomllib.loads(path.read_text(encoding="utf-8-sig"))
+        is_run = path.is_file() and "algorithm" in tomllib.loads(read_file(without_links(path)).decode("utf-8-sig"))
     except ValueError:
         is_run = False  # toml.load says what is wrong
     with said_later():

@@ -12,6 +12,8 @@ from proximo.cli.configs import naming_flags, run_config
 from proximo.cli.flags import asks_for_help, refuse, take, take_switch
 from proximo.cli.helping.choices import alternatives
 from proximo.defaults import Default
+from proximo.storage.folders import write_file
+from proximo.storage.opening import without_links
 from proximo.training.config import RunConfig
 
 FLAGS = """flags of the command itself:
@@ -40,7 +42,7 @@ def run(arguments: list[str]) -> int:
         skip_bad=skip_bad,
     )
     try:
-        out.write_text(commented(config, defaults, out), encoding="utf-8")
+        write_file(without_links(out), commented(config, defaults, out).encode())
     except OSError as error:
         refuse(f"--out {out}: {error.strerror}; give another name")
     print(f"written to {out}\ncheck it     proximo train {out} --dry-run\nstart it     proximo train {out}")

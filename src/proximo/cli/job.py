@@ -1,10 +1,10 @@
 """`proximo job`: write the job file of a run on a cluster."""
 
-from pathlib import Path
-
 from proximo.cli.configs import base_config
 from proximo.cli.flags import asks_for_help, refuse, take, take_number
 from proximo.cli.run_folders import with_ranks
+from proximo.storage.folders import write_file
+from proximo.storage.opening import without_links
 
 USAGE = """usage: proximo job slurm run.toml --run DIR [--nodes N] [--gpus N] [--hours X] [--out FILE]
                          [--partition NAME] [--account NAME]
@@ -80,7 +80,7 @@ def run(arguments: list[str]) -> int:
         print(text, end="")
         return 0
     try:
-        Path(out).write_text(text)
+        write_file(without_links(out), text.encode())
     except OSError as error:
         refuse(f"--out {out}: {error.strerror}; give another name")
     start = f"sbatch {out}" if kind == "slurm" else f"kubectl apply -f {out}"

@@ -37,6 +37,7 @@ from proximo.machine import Machine
 from proximo.models import pick_device
 from proximo.presets import Comparison, with_values
 from proximo.storage.locks import FolderLock
+from proximo.storage.opening import make_folder, without_links
 from proximo.training.config import RunConfig
 from proximo.training.preflight.estimate import held_models
 
@@ -109,7 +110,7 @@ def _folders(configs: object) -> list[Path]:
         refuse_kind("configs: one", each, (OpenedRun, str, Path), "a run or its folder, as the others are")
         if not isinstance(each, OpenedRun) and not Path(each).is_dir():
             raise TypeError(f"configs: one is {each!r}: give {CONFIG}, or the folder of a run")
-    return [each.path if isinstance(each, OpenedRun) else Path(each) for each in configs]
+    return [each.path if isinstance(each, OpenedRun) else without_links(each) for each in configs]
 
 
 def compared_forks(folders: Sequence[Path], path: Path, command: str) -> Result:
@@ -118,7 +119,7 @@ def compared_forks(folders: Sequence[Path], path: Path, command: str) -> Result:
         raise ValueError(f"`run={path}` holds something else than a comparison of forks: choose another name")
     result = fork_result(folders, command)
     try:
-        path.mkdir(parents=True, exist_ok=True)
+        make_folder(path)
         write_reports(path, result)
     except OSError as error:
         raise unwritable(path, error) from error

@@ -23,6 +23,7 @@ from proximo.pieces import classes, missing_members
 from proximo.rewards.grading import grading
 from proximo.samplers import SamplingOptions
 from proximo.samplers.embedded import local_sampler
+from proximo.storage.opening import read_file
 from proximo.tasks import Arithmetic, Code, File, Mixture, Split, Task, TaskOptions
 from proximo.training.config import EvaluationOptions, RunConfig
 from proximo.training.old_names import renewed
@@ -230,7 +231,7 @@ def _own_config(name: str, part: Callable[[dict[str, Any]], dict[str, Any]]) -> 
     run = folder.parents[1] if folder.match("checkpoints/*") else folder
     file = run / "config.toml"
     try:
-        is_other = not name or "algorithm" not in tomllib.loads(file.read_text(encoding="utf-8-sig"))
+        is_other = not name or "algorithm" not in tomllib.loads(read_file(file).decode("utf-8-sig"))
     except OSError:
         return None
     except ValueError as error:

@@ -9,6 +9,7 @@ from pathlib import Path
 from proximo.door.machines import suit_machine
 from proximo.door.refusing import refuse_used, unwritable
 from proximo.door.telling import Say
+from proximo.storage.opening import without_links
 from proximo.training.runfolder.checkpoints import CHECKPOINTS
 from proximo.training.runfolder.resume import Attempt, begin
 from proximo.training.runfolder.signals import Stopped
@@ -18,7 +19,7 @@ PathLike = str | Path
 
 def folder_for(run: PathLike | None, name: str) -> Path:
     """The folder that was given, or a new one: runs/NAME-DATE."""
-    return Path("runs") / f"{name}-{datetime.now():%Y%m%d-%H%M%S}" if run is None else Path(run)
+    return without_links(Path("runs") / f"{name}-{datetime.now():%Y%m%d-%H%M%S}" if run is None else run)
 
 
 @contextmanager
@@ -79,5 +80,10 @@ def suit_attempt(attempt: Attempt, model: str | None, device: str, say: Say) -> 
     say(attempt.remark or "")
     for message in attempt.damaged:
         say(f"warning: {message}; skipped")
-    for message in (*([attempt.other_code] if attempt.other_code else []), *attempt.lost, *attempt.corrected):
+    for message in (
+        *([attempt.other_code] if attempt.other_code else []),
+        *attempt.lost,
+        *attempt.altered,
+        *attempt.corrected,
+    ):
         say(f"warning: {message}")

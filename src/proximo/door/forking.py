@@ -15,6 +15,7 @@ from proximo.door.telling import keep_quiet, say
 from proximo.door.training import train_in
 from proximo.insight.folder import RunFolder
 from proximo.presets import with_algorithm, with_values
+from proximo.storage.opening import read_text, without_links
 from proximo.training.config import RunConfig
 from proximo.training.runfolder.checkpoints import step_of
 from proximo.training.runfolder.config_changes import differences
@@ -54,13 +55,13 @@ def fork(
         slower = replace(other.config.training, learning_rate=1e-6)
         proximo.fork("runs/mine", at=40, folder="runs/slower", training=slower)
     """
-    parent = run.path if isinstance(run, OpenedRun) else Path(run)
+    parent = run.path if isinstance(run, OpenedRun) else without_links(run)
     point = checkpoint_at(parent, at)
     config = _changed(RunFolder(parent, load_code=True).config, algorithm, changed)
     step, text = step_of(point), toml.dumps(config)
     refuse_no_steps(config, step)
     refuse_other_weights(parent, text)
-    path = folder_of(parent, step, config.algorithm, text) if folder is None else Path(folder)
+    path = folder_of(parent, step, config.algorithm, text) if folder is None else without_links(folder)
     try:
         other = write_fork(parent, path, point, fresh_optimizer=fresh_optimizer)
     except OSError as error:
@@ -79,7 +80,7 @@ def refuse_no_steps(config: RunConfig, step: int) -> None:
 
 def folder_of(parent: Path, step: int, algorithm: Algorithm, config_toml: str) -> Path:
     """Folder of a fork, next to the run and named by the step, and by the algorithm where it changes."""
-    changed = differences((parent / "config.toml").read_text(encoding="utf-8"), config_toml)
+    changed = differences(read_text(parent / "config.toml"), config_toml)
     other = any(field.startswith("algorithm") for field in changed)
     return parent.with_name(f"{parent.name}-at-{step}{f'-{explain.nearest(algorithm).name}' if other else ''}")
 

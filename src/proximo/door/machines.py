@@ -17,6 +17,7 @@ from proximo.models.loading import base_of
 from proximo.models.model_types import PreTrainedModel, PreTrainedTokenizerBase
 from proximo.models.packing.support import supports_packing
 from proximo.models.shipped import resolve
+from proximo.storage.opening import make_folder, write_new
 from proximo.training.config import RunConfig
 
 if TYPE_CHECKING:
@@ -131,10 +132,10 @@ def on_processes(
     check_free(folder)
     arguments = [each for field in allow_change for each in ("--allow-change", field)]
     arguments += [*(["--accept-lost-rows"] if accept_lost else []), *(["--track", *track] if track else [])]
-    folder.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(folder.parent)
     with starting(config.ranks) as start, TemporaryDirectory(dir=folder.parent, prefix=".ranks-") as place:
         file = Path(place) / "run.toml"
-        file.write_text(toml.dumps(config))
+        write_new(file, toml.dumps(config).encode())
         command = command_of(["train", str(file), "--run", str(folder), *arguments])
         status = launch(command, config.ranks.processes, keep_quiet if quiet else say, quiet=quiet, start=start)
     if status == INTERRUPTED:

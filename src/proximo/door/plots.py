@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from proximo.insight.charts.pages import style
+from proximo.storage.folders import write_file
+from proximo.storage.opening import without_links
 
 LIGHT = re.compile(r"^:root \{(.*?)^\}", re.MULTILINE | re.DOTALL)
 DARK = re.compile(r"^@media \(prefers-color-scheme: dark\) \{\s*:root \{(.*?)^  \}", re.MULTILINE | re.DOTALL)
@@ -24,7 +26,7 @@ class Plot:
 
     def save(self, path: str | Path) -> Path:
         """Write the drawing as an .svg file."""
-        Path(path).write_text(self.svg, encoding="utf-8")
+        write_file(without_links(path), self.svg.encode())
         return Path(path)
 
     def _repr_svg_(self) -> str:

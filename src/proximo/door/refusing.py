@@ -8,6 +8,7 @@ from pathlib import Path
 from proximo.pieces import given_fields
 from proximo.redacting import masked
 from proximo.storage.locks import FolderLock
+from proximo.storage.opening import UnsafeFile
 
 
 def refuse_used(path: Path) -> None:
@@ -17,7 +18,9 @@ def refuse_used(path: Path) -> None:
 
 
 def unwritable(path: Path, error: OSError) -> ValueError:
-    return ValueError(f"`run={path}`: nothing can be written there, {error.strerror}; give another folder")
+    if isinstance(error, UnsafeFile):
+        return error
+    return ValueError(f"`run={path}`: nothing can be written there, {error.strerror or error}; give another folder")
 
 
 def check_free(path: Path) -> None:

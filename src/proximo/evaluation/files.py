@@ -3,13 +3,14 @@
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from proximo.storage.folders import whole_file
 from proximo.storage.lines import to_line
+from proximo.storage.opening import without_links, writing
 
 SCHEMA = pa.schema(
     [
@@ -36,23 +37,23 @@ def check_file(path: Path) -> None:
 
 def write_rows(path: Path, rows: Rows) -> None:
     """Write all rows; the file is complete or as it was before."""
-    with whole_file(path) as unfinished:
-        WRITERS[path.suffix](unfinished, rows)
+    with whole_file(without_links(path)) as unfinished, writing(unfinished) as file:
+        WRITERS[path.suffix](file, rows)
 
 
-def _write_lines(path: Path, rows: Rows) -> None:
-    path.write_bytes(b"".join(map(to_line, rows)))
+def _write_lines(file: BinaryIO, rows: Rows) -> None:
+    file.writelines(map(to_line, rows))
 
 
-def _write_json(path: Path, rows: Rows) -> None:
-    path.write_text(json.dumps(list(rows), indent=1), encoding="utf-8")
+def _write_json(file: BinaryIO, rows: Rows) -> None:
+    file.write(json.dumps(list(rows), indent=1).encode())
 
 
-def _write_parquet(path: Path, rows: Rows) -> None:
-    pq.write_table(pa.Table.from_pylist([dict(row) for row in rows], SCHEMA), path)
+def _write_parquet(file: BinaryIO, rows: Rows) -> None:
+    pq.write_table(pa.Table.from_pylist([dict(row) for row in rows], SCHEMA), file)
 
 
-WRITERS: dict[str, Callable[[Path, Rows], None]] = {
+WRITERS: dict[str, Callable[[BinaryIO, Rows], None]] = {
     ".jsonl": _write_lines,
     ".json": _write_json,
     ".parquet": _write_parquet,

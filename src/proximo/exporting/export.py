@@ -1,7 +1,6 @@
 """`proximo.export`: a trained model for other programs, without optimizer state and with a model card."""
 
 import re
-import shutil
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -23,6 +22,7 @@ from proximo.models.model_types import PreTrainedModel
 from proximo.models.shipped import resolve
 from proximo.redacting import masked
 from proximo.storage.folders import MANIFEST, whole_file, write_folder
+from proximo.storage.opening import blob_of, copy_file, names, remove, write_new
 
 CARD, CONFIG = "README.md", "proximo.toml"
 FORMS = ("folder", "adapter", "hub", *(f"gguf:{name}" for name in TYPES))
@@ -114,13 +114,16 @@ def load_as(path: str, dtype: Precision) -> PreTrainedModel:
 
 def _fill(source: Path, checkpoint: str, facts: Facts | None, target: Path) -> None:
     """Copy a model's own files, which lie at the top of its folder, and add the card and the config of its run."""
-    for file in source.iterdir():
-        if file.is_file() and file.name != MANIFEST:
-            shutil.copyfile(file, target / file.name)
+    for name in names(source):
+        file = source / name
+        if file.is_file() and name != MANIFEST:
+            copy_file(blob_of(file), target / name)
     if facts is not None:
-        step = re.fullmatch(r"step-(\d+)", checkpoint)
-        (target / CARD).write_text(model_card(facts, int(step[1]) if step else None), encoding="utf-8")
-        (target / CONFIG).write_text(masked(facts.run.config_text), encoding="utf-8")
+        step = re.fullmatch(r"step-([0-9]+)", checkpoint)
+        card = model_card(facts, int(step[1]) if step else None)
+        for name, content in ((CARD, card), (CONFIG, masked(facts.run.config_text))):
+            remove(target / name)  # the model may have one
+            write_new(target / name, content.encode())
 
 
 def _facts(model: Path) -> Facts | None:

@@ -2,7 +2,6 @@
 
 import hashlib
 import os
-import re
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property, lru_cache
@@ -17,11 +16,11 @@ from proximo.outside import load_class
 from proximo.storage.lines import to_row, whole_lines
 from proximo.storage.locks import NAME as LOCK
 from proximo.storage.locks import is_held
-from proximo.storage.opening import LinkedFile, open_file
+from proximo.storage.opening import LinkedFile, open_file, read_file, without_links
 from proximo.training.config import RunConfig
 from proximo.training.old_names import loads_run
-from proximo.training.runfolder.files import METRICS, RESULT, ROLLOUTS, TRACKING, VERDICTS
-from proximo.training.runfolder.record import FORMAT
+from proximo.training.runfolder.files import METRICS, RESULT, ROLLOUTS, TRACKING, VERDICTS, stored_steps
+from proximo.training.runfolder.record import FORMAT, config_damage
 
 State = Literal["running", "finished", "stopped"]
 DEPTH = 4
@@ -46,11 +45,11 @@ class RunFolder:
     """
 
     def __init__(self, path: Path, *, load_code: bool = False) -> None:
-        self.path, self.name = path, path.resolve().name
+        self.path, self.name = without_links(path), path.resolve().name
         self.load_code = load_code
         self.unavailable: dict[str, str] = {}
         """Classes that the config names and that were not loaded when it was read, with the reason."""
-        if not (path / "run.json").is_file():
+        if not (self.path / "run.json").is_file():
             remedy = "give the folder that `proximo train --run` wrote" if path.is_dir() else "there is no such folder"
             raise ValueError(f"{path} is no run: {remedy}")
 
@@ -63,7 +62,10 @@ class RunFolder:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UnusualChoice)  # reported at the start of the run, and in its report
             text = data.decode("utf-8-sig", errors="replace")
-            return loads_run(text, str(path), self.load_class)
+            config = loads_run(text, str(path), self.load_class)
+        if damage := config_damage(self.path, self.record):
+            raise ValueError(f"{self.path}: {damage}")
+        return config
 
     def load_class(self, name: str) -> type:
         """A user's class that the config names. A run folder may come from anyone, so reading it executes nothing, and
@@ -136,7 +138,7 @@ class RunFolder:
                 for line in whole_lines(file):
                     offset = file.tell()
                     if (row := to_row(line)) is not None:
-                        rows.append(row)
+                        rows.append(_with_step(row))
                     if len(rows) > MAX_ROWS:
                         raise ValueError(
                             f"{self.path / name} has more than {MAX_ROWS:,} rows, more than any run writes"
@@ -157,8 +159,7 @@ class RunFolder:
 
     def steps(self) -> list[int]:
         """Steps with stored rollouts."""
-        found = (re.fullmatch(r"step-(\d+)\.parquet", path.name) for path in (self.path / ROLLOUTS).glob("step-*"))
-        return sorted(int(match[1]) for match in found if match)
+        return stored_steps(self.path)
 
     def step_file(self, number: int) -> Path:
         return self.path / ROLLOUTS / f"step-{number:06d}.parquet"
@@ -182,6 +183,7 @@ def _cached_step(path: Path, number: int, changed: int, size: int) -> Step:
 
 def find_runs(root: Path, *, load_code: bool = False) -> list[RunFolder]:
     """The folder itself if it is a run folder, or the runs below it, newest first."""
+    root = without_links(root)
     if (root / "run.json").is_file():
         return [RunFolder(root, load_code=load_code)]
     found = sorted(_below(root, DEPTH), key=lambda path: (path / "run.json").stat().st_mtime, reverse=True)
@@ -199,6 +201,13 @@ def _below(folder: Path, depth: int) -> Iterator[Path]:
             yield path
         if depth > 1 and path.name not in (ROLLOUTS, TRACKING, VERDICTS, "checkpoints", "evidence"):
             yield from _below(path, depth - 1)
+
+
+def _with_step(row: dict[str, Any]) -> dict[str, Any]:
+    """The row, without its step if that is no whole number: whoever counts by steps need not ask."""
+    if type(row.get("step", 0)) is not int:
+        del row["step"]
+    return row
 
 
 def decoded(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
@@ -225,12 +234,9 @@ def _text(path: Path) -> str:
 
 
 def _read(path: Path) -> bytes | None:
-    """The file's bytes; None if it does not exist. A symbolic link is refused."""
+    """The file's bytes; None if it does not exist or is no file. A link is refused."""
     try:
-        with open_file(path) as file:
-            check_size(path, file.seek(0, 2))
-            file.seek(0)
-            return file.read(MAX_BYTES)
+        return read_file(path, MAX_BYTES)
     except LinkedFile:
         raise
     except OSError:

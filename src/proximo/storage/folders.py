@@ -7,12 +7,24 @@ writer that dies leaves a temporary folder, which is never read and which the ne
 import hashlib
 import json
 import os
-import shutil
 import stat
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+
+from proximo.storage.opening import (
+    FILE,
+    UnsafeFile,
+    make_folder,
+    names,
+    open_file,
+    open_to_write,
+    read_json,
+    remove,
+    rename,
+    without_links,
+)
 
 MANIFEST = "manifest.json"
 """File in each folder with the size and SHA-256 of every other file."""
@@ -22,26 +34,27 @@ read any more, but kept for inspection."""
 PIECE = 1 << 20
 
 
-def write_folder(path: Path, fill: Callable[[Path], None]) -> None:
+def write_folder(path: Path, fill: Callable[[Path], None], more: Mapping[str, object] | None = None) -> None:
     """Have `fill` write into a new folder, which becomes `path` when complete; after an error nothing has changed.
+    `more` is what else the manifest says.
 
     Example: write_folder(Path("runs/a/checkpoints/step-000010"), model.save_pretrained)
     """
     partial = path.with_name(path.name + PARTIAL)
     if not path.parent.is_dir():
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         sync(path.parent.parent)
-    _delete(partial)
+    remove(partial)
     try:
-        partial.mkdir()
+        make_folder(partial)
         fill(partial)
-        _seal(partial)
+        _seal(partial, more)
         if path.exists():
             remove_folder(path)
-        partial.rename(path)
+        rename(partial, path)
         sync(path.parent)
     except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
+        _remove_quietly(partial)
         raise
 
 
@@ -52,24 +65,24 @@ def new_folder(path: Path) -> Iterator[Path]:
 
     Example: with new_folder(Path("page")) as folder: (folder / "index.html").write_text("...")
     """
-    path = path.absolute()
+    path = without_links(path).absolute()
     partial = path.with_name(f".{path.name}{PARTIAL}")  # a name that nobody gives to a folder of theirs
-    shutil.rmtree(partial, ignore_errors=True)  # of a writer that was killed
+    remove(partial)  # of a writer that was killed
     try:
-        partial.mkdir(parents=True)
+        make_folder(partial)
         yield partial
         if path.is_dir():
             path.rmdir()
-        partial.rename(path)
+        rename(partial, path)
     except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
+        _remove_quietly(partial)
         raise
 
 
 def complaints(path: Path) -> list[str]:
     """What is wrong with a folder that `write_folder` wrote; empty if it is complete and intact."""
     try:
-        known = _read_manifest(path / MANIFEST)
+        known = _known_files(path)
     except (OSError, ValueError) as error:
         return [f"{MANIFEST}: {_reason(error)}"]
     try:
@@ -83,27 +96,35 @@ def complaints(path: Path) -> list[str]:
     return sorted(wrong)
 
 
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """All that the manifest of a folder says; ValueError if it is not as it was written."""
+    data = read_json(folder / MANIFEST)
+    if not isinstance(data, dict):
+        raise ValueError("not as it was written")
+    return data
+
+
 def remove_folder(path: Path) -> None:
     """Remove a folder atomically: it is renamed first."""
     removed = path.with_name(path.name + REMOVED)
-    _delete(removed)
-    path.rename(removed)
-    _delete(removed)
+    remove(removed)
+    rename(path, removed)
+    remove(removed)
 
 
 def set_aside(path: Path) -> None:
     """Rename a folder so that it is not read any more; one set aside earlier under that name is removed."""
     aside = path.with_name(path.name + ASIDE)
-    _delete(aside)
-    path.rename(aside)
+    remove(aside)
+    rename(path, aside)
     sync(path.parent)
 
 
 def tidy(parent: Path) -> None:
     """Remove what a killed writer or remover left; no other process may be writing there."""
-    for path in parent.iterdir() if parent.is_dir() else ():
-        if path.name.endswith((PARTIAL, REMOVED)):
-            _delete(path)
+    for name in names(parent):
+        if name.endswith((PARTIAL, REMOVED)):
+            remove(parent / name)
 
 
 def write_file(path: Path, data: bytes) -> None:
@@ -118,17 +139,19 @@ def whole_file(path: Path) -> Iterator[Path]:
     """A temporary name to write a file under, which becomes `path` at the end; after an error nothing has changed.
     To survive a crash of the machine, sync it as well."""
     partial = path.with_name(path.name + PARTIAL)
+    remove(partial)
+    os.close(open_to_write(partial, new=True))
     try:
         yield partial
-        partial.replace(path)
+        rename(partial, path)
     except BaseException:
-        partial.unlink(missing_ok=True)
+        _remove_quietly(partial)
         raise
 
 
 def sync(path: Path) -> None:
     """Wait until a file, or a folder's list of names, is on disk."""
-    file = os.open(path, os.O_RDONLY)
+    file = os.open(path, os.O_RDONLY | FILE)
     try:
         os.fsync(file)
     finally:
@@ -137,23 +160,23 @@ def sync(path: Path) -> None:
 
 def file_hash(path: Path) -> str:
     """SHA-256 of a file, in hexadecimal."""
-    with path.open("rb") as file:
+    with open_file(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _seal(folder: Path) -> None:
+def _seal(folder: Path, more: Mapping[str, object] | None = None) -> None:
     """Sync every file and write the manifest last."""
     manifest = {}
     for file in sorted(_files(folder)):
         sync(file)
         manifest[str(file.relative_to(folder))] = {"size": file.stat().st_size, "sha256": file_hash(file)}
-    _write(folder / MANIFEST, (json.dumps({"files": manifest}, indent=1) + "\n").encode())
+    _write(folder / MANIFEST, (json.dumps({"files": manifest, **(more or {})}, indent=1) + "\n").encode())
     for place in (*(path for path in folder.rglob("*") if path.is_dir()), folder):
         sync(place)
 
 
 def _write(path: Path, data: bytes) -> None:
-    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+    file = open_to_write(path)
     try:
         written = 0
         while written < len(data):
@@ -168,11 +191,14 @@ def _files(folder: Path) -> Iterator[Path]:
     return (path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir())
 
 
-def _read_manifest(path: Path) -> dict[str, tuple[int, str]]:
+def _known_files(folder: Path) -> dict[str, tuple[int, str]]:
+    """Size and SHA-256 of each file in the manifest."""
     try:
-        data: Any = json.loads(path.read_bytes())
-        return {str(name): (int(entry["size"]), str(entry["sha256"])) for name, entry in data["files"].items()}
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        entries = read_manifest(folder)["files"].items()
+        return {str(name): (int(entry["size"]), str(entry["sha256"])) for name, entry in entries}
+    except UnsafeFile:
+        raise
+    except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
         raise ValueError("not as it was written") from error
 
 
@@ -192,9 +218,7 @@ def _reason(error: Exception) -> str:
     return (error.strerror if isinstance(error, OSError) else None) or str(error)
 
 
-def _delete(path: Path) -> None:
-    """Delete a folder or a file, if it exists."""
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
+def _remove_quietly(path: Path) -> None:
+    """Remove what is left after an error, which matters more than one from here."""
+    with suppress(OSError):
+        remove(path)

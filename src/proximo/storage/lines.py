@@ -1,14 +1,15 @@
 """Append-only rows of JSON, each written by one unbuffered system call."""
 
+import hashlib
 import json
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from proximo.storage.folders import sync, write_file
+from proximo.storage.opening import json_value, open_file, open_to_write
 
 PIECE = 1 << 16
 MAX_ROW = 4 << 20
@@ -28,14 +29,14 @@ class Lines:
     def size(self) -> int:
         """Size in bytes; 0 if there is no file."""
         try:
-            return self.path.stat().st_size
+            return self.path.lstat().st_size
         except FileNotFoundError:
             return 0
 
     def append(self, *rows: Mapping[str, object]) -> None:
         """Append all rows in one call. Raises OSError if the disk is full; the file is then unchanged."""
         data = b"".join(map(to_line, rows))
-        file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        file = open_to_write(self.path, append=True)
         try:
             before = os.fstat(file).st_size
             try:
@@ -61,29 +62,64 @@ class Lines:
         if self.size < size:
             raise ValueError(f"{self.path} has {self.size} bytes, not the {size} that it is to be cut to")
         if self.size > size:
-            os.truncate(self.path, size)
+            file = open_to_write(self.path)
+            try:
+                os.ftruncate(file, size)
+            finally:
+                os.close(file)
 
     def keep(self, wanted: Callable[[dict[str, Any]], bool]) -> None:
         """Keep only complete rows that are wanted; the file is replaced atomically."""
         if not self.path.exists():
             return
-        whole, kept = self.path.read_bytes().rpartition(b"\n")[0], []
-        for line in whole.splitlines(keepends=False):
-            with suppress(ValueError):
-                if isinstance(row := json.loads(line), dict) and wanted(row):
-                    kept.append(line + b"\n")
-        write_file(self.path, b"".join(kept))
+        with open_file(self.path) as file:
+            lines = [line for line in whole_lines(file) if (row := to_row(line)) is not None and wanted(row)]
+        write_file(self.path, b"".join(line for line in lines if line is not None))
 
     def sync(self) -> None:
         """Wait until all rows are on disk."""
         if self.path.exists():
             sync(self.path)
 
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        """All complete rows."""
+    def readable(self) -> Iterator[dict[str, Any]]:
+        """The complete rows, without damaged ones; none if there is no file."""
         if self.path.exists():
-            whole, _, _ = self.path.read_bytes().rpartition(b"\n")
-            yield from (json.loads(line) for line in whole.splitlines())
+            with open_file(self.path) as file:
+                yield from (row for line in whole_lines(file) if (row := to_row(line)) is not None)
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        """All complete rows; ValueError for a line that is none."""
+        if not self.path.exists():
+            return
+        with open_file(self.path) as file:
+            for number, line in enumerate(whole_lines(file), 1):
+                if (row := to_row(line)) is None:
+                    raise ValueError(f"{self.path}: line {number} is not as it was written: restore the file")
+                yield row
+
+
+class Prefix:
+    """The SHA-256 of a file's first bytes, for a file that grows: each byte is read once.
+
+    Example: prefix = Prefix(Path("runs/a/metrics.jsonl")); prefix.up_to(100); prefix.up_to(200)
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path, self._size, self._digest = path, 0, hashlib.sha256()
+
+    def up_to(self, size: int) -> str:
+        """In hexadecimal, of the first `size` bytes; ValueError if the file has fewer."""
+        if size < self._size:
+            self._size, self._digest = 0, hashlib.sha256()
+        if size > self._size:
+            with open_file(self.path) as file:
+                file.seek(self._size)
+                while self._size < size and (piece := file.read(min(PIECE, size - self._size))):
+                    self._digest.update(piece)
+                    self._size += len(piece)
+        if self._size < size:
+            raise ValueError(f"{self.path} has {self._size} bytes, fewer than {size}")
+        return self._digest.hexdigest()
 
 
 def whole_lines(file: BinaryIO) -> Iterator[bytes | None]:
@@ -100,8 +136,8 @@ def whole_lines(file: BinaryIO) -> Iterator[bytes | None]:
 def to_row(line: bytes | None) -> dict[str, Any] | None:
     """The row in a line; None if it is not one, as after a disk error."""
     try:
-        row = None if line is None else json.loads(line)
-    except (ValueError, RecursionError):
+        row = None if line is None else json_value(line)
+    except ValueError:
         return None
     return row if isinstance(row, dict) else None
 
@@ -124,7 +160,7 @@ def to_line(row: Mapping[str, object]) -> bytes:
 
 def _end_of_rows(path: Path, size: int) -> int:
     """Offset of the end of the last complete row."""
-    with path.open("rb") as file:
+    with open_file(path) as file:
         for start in range((size - 1) // PIECE * PIECE, -1, -PIECE):
             file.seek(start)
             position = file.read(PIECE).rfind(b"\n")

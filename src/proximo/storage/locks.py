@@ -9,7 +9,12 @@ from datetime import datetime
 from pathlib import Path
 from types import TracebackType
 
+from proximo.plain_text import visible
+from proximo.storage.opening import FILE, make_folder, open_to_write, read_json, remove
+
 NAME = "lock"
+MAX_OWNER, MAX_SHOWN = 1 << 16, 200
+"""Maximum bytes of the file that names the owner, and characters of that shown."""
 ENDED = ("Z", "X", "x")
 """States in /proc/PID/stat of a process that has ended: a zombie, or dead."""
 
@@ -50,7 +55,7 @@ class FolderLock:
         if not self._held:
             return
         if _is_still(self.path, self._held[0]):
-            self.path.unlink(missing_ok=True)
+            remove(self.path)
         if remove_empty:
             with suppress(OSError):  # it is not empty, or another process removed it
                 self.path.parent.rmdir()
@@ -71,11 +76,11 @@ def is_held(path: Path) -> bool:
 
     A file without an owner, or with an owner on another machine, counts as held.
     """
-    if not path.is_file():  # a pipe would block
+    if not path.is_file():
         return False
     try:
-        owner, inode = json.loads(path.read_bytes()), path.stat().st_ino
-    except (OSError, ValueError, RecursionError):
+        owner, inode = read_json(path, MAX_OWNER), path.stat().st_ino
+    except (OSError, ValueError):
         return path.is_file()
     if not isinstance(owner, dict) or not isinstance(pid := owner.get("pid"), int):
         return path.is_file()
@@ -136,9 +141,9 @@ def _both_locked(path: Path) -> list[int]:
 
 def _locked_folder(path: Path) -> list[int]:
     while True:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         try:
-            folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+            folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | FILE)
         except FileNotFoundError:  # its last owner removed it in between
             continue
         try:
@@ -156,7 +161,7 @@ def _locked_folder(path: Path) -> list[int]:
 
 def _locked_file(path: Path) -> int:
     while True:
-        file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        file = open_to_write(path)
         try:
             _lock(file, path)
         except BaseException:
@@ -179,14 +184,15 @@ def _lock(file: int, path: Path) -> None:
 
 def _is_still(path: Path, file: int) -> bool:
     try:
-        return os.path.samestat(os.stat(path), os.fstat(file))
+        return os.path.samestat(path.lstat(), os.fstat(file))
     except FileNotFoundError:
         return False
 
 
 def _owner(path: Path) -> str:
     try:
-        known = json.loads(path.read_text())
-        return f"process {known['pid']} on {known['host']} since {known['since']}"
+        known = read_json(path, MAX_OWNER)
+        owner = f"process {known['pid']} on {known['host']} since {known['since']}"
+        return visible(" ".join(owner.split()), MAX_SHOWN)
     except (OSError, ValueError, KeyError, TypeError):  # it is being written, or was removed by hand
         return "another process"

@@ -8,23 +8,27 @@ Links in a path that the user typed are his own: `without_links` follows them, o
 """
 
 import errno
+import json
 import os
 import shutil
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 TEXT = 64 << 20
 """Maximum bytes of a file of text that is read at once: configs, records and manifests are far smaller."""
 PIECE = 1 << 20
+MAX_DIGITS = 18
+"""Digits of an integer that is surely one of 64 bits."""
 FOLDER = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_CLOEXEC
 FILE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
-class UnsafeFile(OSError):
-    """What is there is no file that a program may open: a link, a pipe, a device, a folder, or too large."""
+class UnsafeFile(OSError, ValueError):
+    """What is there is no file that a program may open: a link, a pipe, a device, a folder, or too large. A ValueError
+    too, since the message tells the user what to do."""
 
 
 class LinkedFile(UnsafeFile):
@@ -79,15 +83,51 @@ def open_file(path: Path) -> BinaryIO:
 
 def read_file(path: Path, limit: int = TEXT) -> bytes:
     """A file's bytes; UnsafeFile, before more memory is taken, if there are more than `limit`."""
+    pieces, size = [], 0
     with open_file(path) as file:
-        if os.fstat(file.fileno()).st_size <= limit and len(data := file.read(limit + 1)) <= limit:
-            return data
+        if os.fstat(file.fileno()).st_size <= limit:
+            while piece := file.read(min(PIECE, limit + 1 - size)):
+                pieces.append(piece)
+                size += len(piece)
+            if size <= limit:
+                return b"".join(pieces)
     raise UnsafeFile(f"{path} has more than {limit:,} bytes, more than is ever written there")
 
 
 def read_text(path: Path, limit: int = TEXT) -> str:
     """A file's text; ValueError if it is not UTF-8."""
     return read_file(path, limit).decode("utf-8")
+
+
+def read_json(path: Path, limit: int = TEXT) -> Any:
+    """A file's value as JSON; ValueError if it is none."""
+    return json_value(read_file(path, limit))
+
+
+def json_value(data: bytes | str) -> Any:
+    """The value of a JSON text; ValueError if it is none, or nested too deeply. Integers of more than 64 bits, which
+    nothing here writes and which no float can hold, are read as floats, as elsewhere.
+
+    Example: json_value(b'{"step": 1}') == {"step": 1}
+    """
+    try:
+        return json.loads(data, parse_int=_integer)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def _integer(text: str) -> int | float:
+    return int(text) if len(text) <= MAX_DIGITS else float(text)
+
+
+@contextmanager
+def as_written(path: Path) -> Iterator[None]:
+    """Turn what goes wrong with a file's values, which may be anything, into a ValueError that names the file."""
+    try:
+        yield
+    except (AttributeError, IndexError, KeyError, TypeError, OverflowError, RecursionError) as error:
+        reason = " ".join(ascii(str(error))[1:100].split())
+        raise ValueError(f"{path} is not as it was written ({reason}): restore it, or remove it") from error
 
 
 def check_file(path: Path) -> Path:
@@ -109,20 +149,23 @@ def names(folder: Path) -> list[str]:
         os.close(listed)
 
 
-def foreign(folder: Path) -> str | None:
-    """What in a folder, at any depth, is neither file nor folder, and why it is refused; None if there is nothing."""
-    for name in names(folder):
-        path = folder / name
-        try:
-            kind = path.lstat().st_mode
-        except FileNotFoundError:  # removed meanwhile
-            continue
-        if stat.S_ISDIR(kind):
-            if (found := foreign(path)) is not None:
-                return found
-        elif not stat.S_ISREG(kind):
-            return str(_refusal(path, kind))
-    return None
+def refuse_foreign(path: Path, *, own_links: bool = False) -> None:
+    """UnsafeFile if a path, or anything below it, is neither file nor folder. `own_links`: links that lead to something
+    in the same folder are accepted, as other programs make them."""
+    try:
+        kind = path.lstat().st_mode
+    except FileNotFoundError:
+        return
+    if stat.S_ISDIR(kind):
+        for name in names(path):
+            if not (own_links and _leads_into(path / name, path)):
+                refuse_foreign(path / name, own_links=own_links)
+    elif not stat.S_ISREG(kind):
+        raise _refusal(path, kind)
+
+
+def _leads_into(link: Path, folder: Path) -> bool:
+    return link.is_symlink() and Path(os.path.realpath(link)).is_relative_to(os.path.realpath(folder))
 
 
 def blob_of(path: Path) -> Path:
@@ -147,6 +190,22 @@ def open_to_write(path: Path, *, append: bool = False, new: bool = False) -> int
     """Descriptor of a file to write, which is created if it does not exist; with `new` it must not. What a file
     contains stays: to replace it, write another and rename it."""
     return _opened(path, os.O_RDWR | os.O_CREAT | (os.O_APPEND if append else 0) | (os.O_EXCL if new else 0))
+
+
+def writing(path: Path) -> BinaryIO:
+    """A file to write from its beginning, which is created if it does not exist."""
+    return os.fdopen(open_to_write(path), "r+b")
+
+
+def appending(path: Path) -> BinaryIO:
+    """A file to append to, which is created if it does not exist."""
+    return os.fdopen(open_to_write(path, append=True), "ab")
+
+
+def write_new(path: Path, data: bytes) -> None:
+    """Write a file whose name is not taken."""
+    with os.fdopen(open_to_write(path, new=True), "wb") as file:
+        file.write(data)
 
 
 def make_folder(path: Path) -> None:

@@ -4,9 +4,9 @@ import os
 import shutil
 import tempfile
 from contextlib import suppress
-from pathlib import Path
 
 from proximo.storage.locks import NAME, FolderLock, Locked, is_held
+from proximo.storage.opening import without_links
 
 
 class Scratch:
@@ -18,7 +18,7 @@ class Scratch:
 
     def __init__(self, prefix: str) -> None:
         _remove_abandoned(prefix)
-        self.path = Path(tempfile.mkdtemp(prefix=prefix))
+        self.path = without_links(tempfile.mkdtemp(prefix=prefix))
         self._lock = FolderLock(self.path)
 
     def remove(self) -> None:
@@ -29,7 +29,7 @@ class Scratch:
 def _remove_abandoned(prefix: str) -> None:
     """Remove folders of this user whose lock no process holds. One without the lock's file is being made, and one of
     another machine stays: not every shared disk knows the locks of others."""
-    for folder in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
+    for folder in without_links(tempfile.gettempdir()).glob(f"{prefix}*"):
         with suppress(Locked, OSError):
             if folder.is_symlink() or folder.stat().st_uid != os.getuid() or not (folder / NAME).is_file():
                 continue

@@ -8,6 +8,8 @@ import hashlib
 from pathlib import Path
 from typing import BinaryIO
 
+from proximo.storage.opening import writing
+
 MAGIC = b"PAR1"
 """First and last bytes of a Parquet file."""
 TAIL = 8
@@ -18,7 +20,7 @@ DIGEST = hashlib.sha256().digest_size
 
 def seal(path: Path) -> None:
     """Insert the checksum into a newly written Parquet file."""
-    with path.open("r+b") as file:
+    with writing(path) as file:
         digest = hashlib.file_digest(file, "sha256").digest()
         size = file.seek(0, 2)
         file.seek(size - TAIL)

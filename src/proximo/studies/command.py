@@ -1,12 +1,13 @@
 """What `proximo study` and `python -m proximo.studies` do."""
 
 import os
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from proximo.models.devices import pick_device
+from proximo.storage.folders import write_file
 from proximo.storage.locks import FolderLock, Locked
+from proximo.storage.opening import make_folder, read_file, without_links
 from proximo.studies.atlas.page import PAGE, atlas
 from proximo.studies.designs import STUDIES
 from proximo.studies.figure import figure
@@ -109,8 +110,8 @@ def conclude(study: Study, lab: Laboratory) -> Findings:
     rates = {arm.name: rate for arm in study.arms if (rate := chosen_rate(study, arm, lab)) is not None}
     lab.conclude(study, found.to_dict())
     command = "" if study.name in {each.name for each in STUDIES} else _OWN
-    (lab.folder / f"{study.label}.md").write_text(page(found, rates, command, lab.known(study)))
-    (lab.folder / f"{study.label}.svg").write_text(figure(found))
+    write_file(lab.folder / f"{study.label}.md", page(found, rates, command, lab.known(study)).encode())
+    write_file(lab.folder / f"{study.label}.svg", figure(found).encode())
     return found
 
 
@@ -119,12 +120,13 @@ def publish(out: Path, folder: Path) -> None:
     before anything is copied if a stored design differs or cannot be read."""
     lab = Laboratory(out)
     started = [study for study in STUDIES if lab.facts(study) is not None]
-    folder.mkdir(parents=True, exist_ok=True)
+    folder = without_links(folder)
+    make_folder(folder)
     for study in started:
         if conclude(study, lab).is_complete:
             for suffix in (".md", ".svg", ".json"):
-                shutil.copy(out / f"{study.name}{suffix}", folder)
-    (folder / PAGE).write_text(atlas(folder))
+                write_file(folder / f"{study.name}{suffix}", read_file(out / f"{study.name}{suffix}"))
+    write_file(folder / PAGE, atlas(folder).encode())
 
 
 def _words(todo: Amount, processes: int) -> str:

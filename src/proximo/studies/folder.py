@@ -13,6 +13,7 @@ from typing import Any, cast
 from proximo import toml
 from proximo.insight.compare import Job, Place
 from proximo.storage.folders import write_file
+from proximo.storage.opening import make_folder, read_json
 from proximo.studies.courses.stored import Courses, Stored, course_file
 from proximo.studies.record import Record, StudyJob, digest, read
 from proximo.studies.study import Study, design, design_hash
@@ -44,7 +45,7 @@ class Laboratory:
         if they cannot be read."""
         path = self._facts(study)
         try:
-            facts = json.loads(path.read_text())
+            facts = read_json(path)
             stored = facts["hash"]
         except FileNotFoundError:
             return None
@@ -77,7 +78,7 @@ class Laboratory:
 
     def _store(self, study: Study, found: dict[str, Any]) -> None:
         facts = {"hash": design_hash(study), **found, "design": design(study)}
-        self.folder.mkdir(parents=True, exist_ok=True)
+        make_folder(self.folder)
         write_file(self._facts(study), (json.dumps(facts, indent=1, ensure_ascii=False) + "\n").encode())
 
     def prepare(self, jobs: Iterable[StudyJob]) -> None:
@@ -85,7 +86,7 @@ class Laboratory:
         for job in jobs:
             path = self.place.config(job.contender)
             for folder in (path.parent, self.place.run(job).parent, self.place.log(job).parent):
-                folder.mkdir(parents=True, exist_ok=True)
+                make_folder(folder)
             write_file(path, toml.dumps(job.config).encode())
             if job.course is not None:
                 write_file(course_file(path), toml.dumps(Stored(cast("Courses", job.course))).encode())

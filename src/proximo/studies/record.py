@@ -15,6 +15,7 @@ from proximo.insight.reading import is_number, phases
 from proximo.insight.report.facts import Row, gather
 from proximo.machine import Machine
 from proximo.storage.folders import write_file
+from proximo.storage.opening import make_folder, read_json
 from proximo.training.config import RunConfig
 
 FORMAT = 1
@@ -116,18 +117,18 @@ def write(path: Path, record: Record) -> None:
         "held_out": {name: [_short(value) for value in values] for name, values in record.held_out.items()},
         "steps": {name: [_short(value) for value in values] for name, values in record.steps.items()},
     }
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     write_file(path, (json.dumps(facts, separators=(",", ":")) + "\n").encode())
 
 
 def read(path: Path) -> Record | None:
     """None if there is none, or if it is damaged or of another version: then the run is done again."""
     try:
-        facts = json.loads(path.read_text())
+        facts = read_json(path)
         if facts["format"] != FORMAT:
             return None
         return Record(_curves(facts["steps"]), _curves(facts["held_out"]), float(facts["seconds"]))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError):
         return None
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from threading import Event
 
 from proximo.storage.locks import FolderLock, Locked
+from proximo.storage.opening import make_folder, open_to_write
 from proximo.tracking.lifetime import LOG, arm, end_of_run, yield_processor
 from proximo.tracking.named import folder_name, tracker_class
 from proximo.tracking.sending import Sender
@@ -29,7 +30,7 @@ def main(run: Path, name: str) -> int:
             return 0
         over.wait(POLL)
     place = run / TRACKING / folder_name(name)
-    place.mkdir(parents=True, exist_ok=True)
+    make_folder(place)
     _write_to(place / LOG)
     with _locked(place):
         return _follow(Sender(run, place, tracker_class(name)), over)
@@ -65,7 +66,7 @@ def _locked(place: Path) -> FolderLock:
 
 def _write_to(log: Path) -> None:
     """Everything that trackers print goes to a file."""
-    file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    file = open_to_write(log, append=True)
     for stream in (1, 2):
         os.dup2(file, stream)
     os.close(file)

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from proximo.storage.folders import write_file
+from proximo.storage.opening import UnsafeFile, read_json
 
 NAME = "sent.json"
 
@@ -53,10 +54,12 @@ def read_position(folder: Path) -> Position:
     double it."""
     path = folder / NAME
     try:
-        data = json.loads(path.read_bytes())
+        data = read_json(path)
         places = {name: Place(**place) for name, place in data.pop("places").items()}
         return Position(places=places, **data)
     except FileNotFoundError:
         return Position()
+    except UnsafeFile:
+        raise
     except (AttributeError, KeyError, TypeError, ValueError):
         raise ValueError(f"{path} is damaged: remove its folder to send everything again, as a new run") from None

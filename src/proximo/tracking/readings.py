@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from proximo.storage.lines import Lines
+from proximo.storage.opening import make_folder
 from proximo.tracking.lifetime import arm, end_of_run, yield_processor
 from proximo.tracking.position import Place
 from proximo.tracking.rows import new_rows
@@ -42,7 +43,7 @@ def main(run: Path, pid: int) -> None:
         }
         before = now
         with suppress(OSError):  # a full disk
-            (run / SYSTEM).parent.mkdir(exist_ok=True)
+            make_folder((run / SYSTEM).parent)
             Lines(run / SYSTEM).append(row)
 
 

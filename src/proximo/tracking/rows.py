@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from proximo.storage.lines import to_row, whole_lines
-from proximo.storage.opening import LinkedFile, open_file
+from proximo.storage.opening import UnsafeFile, open_file
 from proximo.tracking.position import Place
 
 Row = dict[str, Any]
@@ -24,7 +24,7 @@ def new_rows(
     """
     try:
         file = open_file(path)
-    except LinkedFile:
+    except UnsafeFile:
         raise
     except OSError:
         return

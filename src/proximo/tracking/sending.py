@@ -7,11 +7,12 @@ from itertools import islice
 from pathlib import Path
 
 from proximo.storage.locks import FolderLock
+from proximo.storage.opening import without_links
 from proximo.tracking.named import check_names, folder_name, tracker_class
 from proximo.tracking.position import Position, read_position
 from proximo.tracking.source import Source
 from proximo.tracking.tracker import Tracker
-from proximo.training.runfolder.files import TRACKING
+from proximo.training.runfolder.files import TRACKING, refuse_foreign_files
 
 BATCH = 100
 """Items after which the position is stored."""
@@ -97,11 +98,13 @@ def track(run: str | Path, to: Sequence[str]) -> list[Sent]:
     Example:
         proximo.track("runs/mine", to=["tensorboard"])
     """
-    path, source = Path(run), Source(Path(run))
+    path = without_links(run)
+    source = Source(path)
     if not source.is_run:
         raise ValueError(f"{path} is no run: give a run folder, which `proximo train` or a stage wrote")
     if not to:
         raise ValueError("to is empty: name at least one tracker, such as tensorboard")
+    refuse_foreign_files(path)
     check_names(to)
     return [_track(source, name) for name in to]
 

@@ -1,6 +1,5 @@
 """What is new in a run folder for a tracker, read without torch."""
 
-import json
 import math
 import re
 import tomllib
@@ -12,12 +11,12 @@ from typing import Any
 from proximo.redacting import masked
 from proximo.storage.locks import NAME as LOCK
 from proximo.storage.locks import is_held
-from proximo.storage.opening import open_file
+from proximo.storage.opening import UnsafeFile, json_value, read_file
 from proximo.tracking.position import Position
 from proximo.tracking.rows import Row, new_rows, step_of
 from proximo.tracking.tables import completion_rows
 from proximo.tracking.tracker import Completion, TrackedRun, Tracker
-from proximo.training.runfolder.files import EVENTS, METRICS, RESULT, ROLLOUTS, TIMINGS, TRACKING
+from proximo.training.runfolder.files import EVENTS, METRICS, RESULT, ROLLOUTS, TIMINGS, TRACKING, stored_steps
 
 SYSTEM = f"{TRACKING}/system.jsonl"
 """Readings of the machine; see readings.py."""
@@ -139,8 +138,7 @@ class Source:
             place = behind
 
     def _completions(self, position: Position, is_over: bool) -> Iterator[tuple[Item | None, Position]]:
-        found = (re.fullmatch(r"step-(\d+)\.parquet", path.name) for path in (self.run / ROLLOUTS).glob("step-*"))
-        for step in sorted(int(match[1]) for match in found if match):
+        for step in stored_steps(self.run):
             if step > position.completions:
                 position = replace(position, completions=step)
                 try:
@@ -161,7 +159,9 @@ class Source:
 
     def _json(self, name: str) -> dict[str, Any]:
         try:
-            found = json.loads(_read(self.run / name))
+            found = json_value(_read(self.run / name))
+        except UnsafeFile:
+            raise
         except ValueError:
             return {}
         return found if isinstance(found, dict) else {}
@@ -178,7 +178,6 @@ def numbers(row: Mapping[str, Any]) -> dict[str, float]:
 
 def _read(path: Path) -> bytes:
     try:
-        with open_file(path) as file:
-            return file.read()
+        return read_file(path)
     except FileNotFoundError:
         return b""

@@ -11,14 +11,14 @@ MAX_ROWS, MAX_TEXT = 16, 2000
 TEXTS, NUMBERS, FLAGS = ("prompt", "text", "answer", "state"), ("group", "outcome", "reward"), ("truncated",)
 
 
-def completion_rows(file: Path) -> list[Completion]:
+def completion_rows(path: Path) -> list[Completion]:
     """Completions spread evenly over the rows of a rollout file. OSError or ValueError if it cannot be read."""
     # Imported late: pyarrow is large, and the other files need none of it.
     import pyarrow.compute as pc
 
     from proximo.training.runfolder.rollout_files import read_columns
 
-    table = read_columns(file, (*TEXTS, *NUMBERS, *FLAGS, "tokens"))
+    table = read_columns(path, (*TEXTS, *NUMBERS, *FLAGS, "tokens"))
     known = table.column_names
     count = min(MAX_ROWS, table.num_rows)
     table = table.take([number * table.num_rows // count for number in range(count)])

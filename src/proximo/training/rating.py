@@ -11,7 +11,11 @@ from proximo.data import Mistakes, Row, read_rows
 from proximo.environments import Ask, Question, SingleTurn, play
 from proximo.models import problem_tokens
 from proximo.models.model_types import PreTrainedTokenizerBase
+from proximo.plain_text import quoted
 from proximo.samplers import Sampler, SamplingOptions
+from proximo.storage.folders import whole_file, write_file
+from proximo.storage.lines import to_line, to_row
+from proximo.storage.opening import appending, read_file, remove, without_links, writing
 from proximo.tasks import File
 from proximo.training.rl.grading import graded
 from proximo.types import Problem, Request, Rollout
@@ -20,6 +24,8 @@ AT_ONCE = 32
 """Problems sampled together; after each such batch their rates are written."""
 PASS_RATE, SCORED = "pass_rate", "pass_rate_samples"
 """Columns that are added: the share of a row's scored samples with an outcome of at least 1, and their number."""
+LARGEST = 4 << 30
+"""Maximum bytes of a part that is continued."""
 FORMATS = (".jsonl", ".parquet")
 
 
@@ -56,12 +62,13 @@ def rate(
     size = task.size("held_out")
     assert size == len(rows), "a file with bad rows is refused before"
     problems = [task.problem(index, "held_out", seed) for index in range(size)]
+    out = without_links(out)
     part = out.with_name(f"{out.name}.part.jsonl")
     found = list(_so_far(part, settings, problems))
     ask = Ask(sampler, tokenizer, sampling, seed=seed, step=0, version=0)
-    with part.open("a") as file:
+    with appending(part) as file:
         if not found and not part.stat().st_size:
-            file.write(json.dumps(dict(settings)) + "\n")
+            file.write(to_line(settings))
         for start in range(len(found), size, AT_ONCE):
             batch = problems[start : start + AT_ONCE]
             questions = [
@@ -72,12 +79,12 @@ def rate(
             for problem, siblings in zip(batch, rollouts, strict=True):
                 share, scored = _share(siblings)
                 found.append((share, scored))
-                file.write(json.dumps({"problem": problem.id, PASS_RATE: share, SCORED: scored}) + "\n")
+                file.write(to_line({"problem": problem.id, PASS_RATE: share, SCORED: scored}))
             file.flush()
             told(len(found), size)
     rated = Rated([_with(row, *each) for row, each in zip(rows, found, strict=True)])
     _write(out, rated.rows)
-    part.unlink()
+    remove(part)
     return rated
 
 
@@ -93,19 +100,21 @@ def refuse_out(out: Path) -> None:
 
 def _so_far(part: Path, settings: Mapping[str, Any], problems: Sequence[Problem]) -> Iterator[tuple[float | None, int]]:
     """What an earlier attempt rated; its last line may be cut off. ValueError where it was of something else."""
-    lines = part.read_text().splitlines(keepends=True) if part.exists() else []
-    whole = [line for line in lines if line.endswith("\n")]
-    if whole and json.loads(whole[0]) != dict(settings):
-        raise ValueError(f"{part} was rated with other settings, {whole[0].strip()}: use those, or remove it")
-    with part.open("w") as file:
-        file.writelines(whole)
+    lines = read_file(part, LARGEST).splitlines(keepends=True) if part.exists() else []
+    whole = [line for line in lines if line.endswith(b"\n")]
+    if whole and to_row(whole[0]) != dict(settings):
+        others = quoted(whole[0].decode(errors="replace").strip())
+        raise ValueError(f"{part} was rated with other settings, {others}: use those, or remove it")
+    write_file(part, b"".join(whole))
     for line, problem in zip(whole[1:], problems, strict=False):
-        row = json.loads(line)
-        if row["problem"] != problem.id:
-            raise ValueError(
-                f"{part} was rated with other data, {row['problem']} in the place of {problem.id}: remove it"
-            )
-        yield row[PASS_RATE], row[SCORED]
+        row = to_row(line) or {}
+        share, scored = row.get(PASS_RATE), row.get(SCORED)
+        if not isinstance(scored, int) or not isinstance(share, float | int | None):
+            raise ValueError(f"{part} is damaged: remove it")
+        if row.get("problem") != problem.id:
+            other = quoted(row.get("problem"))
+            raise ValueError(f"{part} was rated with other data, {other} in the place of {problem.id}: remove it")
+        yield share, scored
 
 
 def _share(siblings: Sequence[Rollout]) -> tuple[float | None, int]:
@@ -119,18 +128,17 @@ def _with(row: Row, share: float | None, scored: int) -> dict[str, Any]:
 
 
 def _write(out: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    partial = out.with_name(f"{out.name}.partial")
     if out.suffix == ".jsonl":
-        partial.write_text("".join(json.dumps(row, default=str) + "\n" for row in rows))
-    else:
-        # Imported late, because only this format needs it.
-        import pyarrow
-        from pyarrow import parquet
+        write_file(out, "".join(json.dumps(row, default=str) + "\n" for row in rows).encode())
+        return
+    # Imported late, because only this format needs it.
+    import pyarrow
+    import pyarrow.parquet as pq
 
+    with whole_file(out) as partial, writing(partial) as file:
         try:
-            parquet.write_table(pyarrow.Table.from_pylist([dict(row) for row in rows]), partial)
+            pq.write_table(pyarrow.Table.from_pylist([dict(row) for row in rows]), file)
         except pyarrow.ArrowException as error:
             raise ValueError(
                 f"out is {str(out)!r}: Parquet cannot hold these rows, {error}; give a .jsonl file"
             ) from None
-    partial.replace(out)

@@ -10,6 +10,7 @@ from proximo.cli.flags import refuse, say, take, take_number, take_switch
 from proximo.cli.run_folders import ACCEPT_LOST, report_failure, taken
 from proximo.door.folders import folder_for, suit_attempt
 from proximo.storage.lines import plain
+from proximo.storage.opening import read_json
 from proximo.training.config import RunConfig
 from proximo.training.pipeline.rounds import FIT, Round, RoundsConfig, iterate, table
 
@@ -58,7 +59,7 @@ def run(arguments: list[str]) -> int:
     with taken(path, toml.dumps(config), allowed=None, points=None) as attempt:
         if attempt.result is not None:
             say(f"{path}: this run is finished")
-            found = [Round(**each) for each in json.loads((path / "rounds.json").read_text())]
+            found = [Round(**each) for each in read_json(path / "rounds.json")]
         else:
             suit_attempt(attempt, policy.model, policy.device, say)
             try:

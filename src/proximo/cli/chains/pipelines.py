@@ -7,6 +7,7 @@ from proximo.cli.flags import changed, refuse, say, take_switch
 from proximo.cli.run_folders import ACCEPT_LOST, report_failure, taken
 from proximo.door.folders import folder_for, suit_attempt
 from proximo.models import pick_device
+from proximo.storage.opening import read_json, read_text
 from proximo.training.pipeline import PipelineConfig, pipeline
 
 HELP = """arguments of the command itself:
@@ -57,9 +58,9 @@ def run(
                 report_failure(attempt, error)
                 return 1
     if as_json:
-        print(json.dumps(json.loads((path / "results.json").read_text())))
+        print(json.dumps(read_json(path / "results.json")))
     else:
-        report = (path / "report.md").read_text(encoding="utf-8")
+        report = read_text(path / "report.md")
         print(f"\n{report}\nrun folder  {path}, with report.md and results.json")
     return 0
 

@@ -36,6 +36,7 @@ from proximo.insight.folder import RunFolder
 from proximo.insight.report.facts import gather
 from proximo.presets import ARITHMETIC, COMPARISONS, Comparison, ablated
 from proximo.redacting import without_secrets
+from proximo.storage.opening import read_json, without_links
 from proximo.training.config import RunConfig
 from proximo.training.runfolder.signals import Stopped
 
@@ -97,7 +98,7 @@ def _forks(arguments: list[str], folder: str | None, command: str, as_json: bool
             refuse(f"{each} is no folder, as {arguments[0]} is: give a run and its forks alone, or configs")
     path = folder_for(folder or None, "compare")
     try:
-        result = compared_forks([Path(each) for each in arguments], path, command)
+        result = compared_forks([without_links(each) for each in arguments], path, command)
     except ValueError as error:
         refuse(str(error))
     _print_result(path, result, as_json, Path(arguments[0]).parent)
@@ -294,7 +295,7 @@ class _View:
 
 def _print_result(path: Path, result: Result, as_json: bool, runs: Path) -> None:
     if as_json:
-        print(json.dumps(json.loads((path / JSON).read_text())))
+        print(json.dumps(read_json(path / JSON)))
         return
     print("\n".join(["", *verdict_lines(result), "", fair_line(result), ""]))
     print(f"report  {path / PAGE}   also {MARKDOWN} and {JSON}; the runs: proximo view {runs}")

@@ -30,6 +30,7 @@ from proximo.door.planning import fit_here
 from proximo.door.training import trained
 from proximo.insight.doctor.checkup import standing, summary
 from proximo.plain_text import quoted, visible
+from proximo.storage.opening import without_links
 from proximo.training.config import RunConfig
 from proximo.training.pipeline import PipelineConfig
 from proximo.training.preflight.estimate import batch_arithmetic, memory
@@ -86,7 +87,7 @@ def run(arguments: list[str]) -> int:
     if dry_run:
         _print_plan(config, defaults, as_json)
         return 0
-    path = Path(folder) if folder else Path("runs") / f"{datetime.now():%Y%m%d-%H%M%S}"
+    path = without_links(Path(folder) if folder else Path("runs") / f"{datetime.now():%Y%m%d-%H%M%S}")
     if config.ranks is not None:
         status = launched(config.ranks, ["train", *given], path, lambda: follow_run(config), named=folder is not None)
         if status is not None:

@@ -16,6 +16,8 @@ from proximo.planning.cluster.lengths import Lengths, Recorded, Tailed
 from proximo.planning.cluster.pictures import ages, cluster_page, memory_rows
 from proximo.planning.cluster.search import Cluster, ClusterPlan, Switch, plan_cluster
 from proximo.planning.cluster.timings import PREDICTED, Timings, timings_of
+from proximo.storage.folders import write_file
+from proximo.storage.opening import without_links
 from proximo.training.config import RunConfig
 
 CLUSTER_FLAGS = """flags for many GPUs:
@@ -112,7 +114,7 @@ def run_cluster(
             say=say if sys.stderr.isatty() else lambda line: None,
         )
         if asked.report is not None:
-            asked.report.write_text(cluster_page(found), encoding="utf-8")
+            write_file(without_links(asked.report), cluster_page(found).encode())
     except (OSError, ValueError) as error:
         refuse(str(error))
     if as_json:

@@ -10,6 +10,7 @@ from proximo.cli.configs import naming_flags, run_config
 from proximo.cli.flags import asks_for_help, refuse, say, take, take_number, take_switch
 from proximo.cli.run_folders import launched, take_ranks, take_trackers, with_ranks
 from proximo.door.forking import folder_of, refuse_no_steps
+from proximo.storage.opening import without_links
 from proximo.training.runfolder.checkpoints import step_of
 from proximo.training.runfolder.forking import changes, checkpoint_at, fork, refuse_other_weights
 
@@ -55,7 +56,7 @@ def run(arguments: list[str]) -> int:
         refuse_other_weights(parent, text)
     except ValueError as error:
         refuse(str(error))
-    path = Path(folder) if folder else folder_of(parent, step, config.algorithm, text)
+    path = without_links(folder) if folder else folder_of(parent, step, config.algorithm, text)
     if config.ranks is not None:
         status = launched(config.ranks, ["fork", *given], path, lambda: follow_run(config), named=folder is not None)
         if status is not None:
@@ -75,8 +76,8 @@ def _begun(arguments: list[str], at: int | None) -> tuple[Path, Path]:
         return Path(), Path()
     if not arguments or arguments[0].startswith("-"):
         refuse(f"fork needs the folder of a run: proximo fork {USAGE}")
-    parent = Path(arguments.pop(0))
     try:
+        parent = without_links(arguments.pop(0))
         point = checkpoint_at(parent, at)
     except ValueError as error:
         refuse(str(error))

@@ -1,10 +1,10 @@
 """`proximo study`: test a published claim, and say whether it holds here."""
 
 import math
-from pathlib import Path
 
 from proximo.cli.flags import asks_for_help, refuse, say, take, take_number, take_switch
 from proximo.cli.helping.claims import stored_verdicts
+from proximo.storage.opening import without_links
 from proximo.studies.command import at_a_time, conduct, listed, on_device
 from proximo.studies.folder import FOLDER
 
@@ -45,7 +45,7 @@ def run(arguments: list[str]) -> int:
         refuse("--quick, --processes, --device, --minutes and --dry-run need the NAME of a study: see proximo study")
     if given == "":
         refuse("--out is empty: give a folder")
-    out, device = Path(given or FOLDER), "cpu" if asked is None else asked
+    out, device = without_links(given or FOLDER), "cpu" if asked is None else asked
     try:
         if not arguments:
             print("\n".join(listed(out, stored_verdicts())))

@@ -17,6 +17,7 @@ from proximo.insight.compare.plan import ComparisonPlan, Job
 from proximo.machine import Machine
 from proximo.storage.folders import write_file
 from proximo.storage.locks import NAME as LOCK
+from proximo.storage.opening import UnsafeFile, make_folder, read_json, read_text
 from proximo.training.runfolder.config_changes import differences
 
 PLAN, CONFIGS, RUNS, LOGS = "plan.json", "configs", "runs", "logs"
@@ -69,21 +70,23 @@ class Place:
             "command": shlex.join(command),
         }
         # The plan first: it identifies the folder if the process dies before all is written.
-        self.folder.mkdir(parents=True, exist_ok=True)
+        make_folder(self.folder)
         write_file(self.folder / PLAN, (json.dumps(facts, indent=1) + "\n").encode())
         for folder in (CONFIGS, RUNS, LOGS):
-            (self.folder / folder).mkdir(exist_ok=True)
+            make_folder(self.folder / folder)
         for contender in plan.contenders:
             write_file(self.config(contender.name), toml.dumps(contender.config).encode())
         return machines
 
     def _known(self) -> dict[str, Any] | None:
         try:
-            known = json.loads((self.folder / PLAN).read_text())
+            known = read_json(self.folder / PLAN)
             if known["format"] == FORMAT and isinstance(known["machines"], dict) and isinstance(known["seeds"], list):
                 return known
         except FileNotFoundError:
             return None
+        except UnsafeFile:
+            raise
         except (OSError, ValueError, KeyError, TypeError):
             pass
         raise ValueError(
@@ -97,7 +100,7 @@ class Place:
         wrong = []
         for contender in plan.contenders:
             try:
-                before = self.config(contender.name).read_text()
+                before = read_text(self.config(contender.name))
                 found = differences(before, toml.dumps(contender.config))
             except FileNotFoundError:  # not written yet; a started run has its own config
                 continue

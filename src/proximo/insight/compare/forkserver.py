@@ -12,8 +12,10 @@ import json
 import os
 import sys
 from importlib import import_module
+from pathlib import Path
 
 from proximo.sandbox.kernel import die_with_parent
+from proximo.storage.opening import appending
 
 
 def main(arguments: list[str]) -> int:
@@ -47,7 +49,7 @@ def _status(process: int) -> int | None:
 def _write_to(log: str) -> None:
     """Become a process of its own session, without input, whose output goes to the log."""
     os.setsid()
-    with open(os.devnull, "rb") as nothing, open(log, "ab") as file:
+    with open(os.devnull, "rb") as nothing, appending(Path(log)) as file:
         for source, descriptor in ((nothing, 0), (file, 1), (file, 2)):
             os.dup2(source.fileno(), descriptor)
 

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from proximo.storage.opening import appending
+
 FORKSERVER = "proximo.insight.compare.forkserver"
 USED_LATER = ("transformers.models.qwen3.modeling_qwen3", "transformers.models.qwen3_moe.modeling_qwen3_moe")
 """What a run imports when it loads a model; most of it is the same for other architectures."""
@@ -52,7 +54,7 @@ class Fresh:
 
     def start(self, arguments: Sequence[object], log: Path) -> Process:
         command = [sys.executable, "-P", "-m", self._worker, *map(str, arguments), str(os.getpid())]
-        with log.open("ab") as file:
+        with appending(log) as file:
             return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True)
 
     def close(self) -> None:
@@ -74,7 +76,7 @@ class ForkServer:
         return self._server if process is None else Forked(self._server, process)
 
     def _started(self, log: Path) -> "subprocess.Popen[str]":
-        with log.open("ab") as file:  # tells why, if it cannot start
+        with appending(log) as file:  # tells why, if it cannot start
             return subprocess.Popen(
                 [sys.executable, "-P", "-m", FORKSERVER, str(os.getpid()), *self._modules],
                 stdin=subprocess.PIPE,

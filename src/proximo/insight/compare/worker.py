@@ -17,6 +17,7 @@ from proximo.machine import Machine
 from proximo.plain_text import MAX_SHOWN, visible
 from proximo.redacting import masked
 from proximo.sandbox.kernel import die_with_parent
+from proximo.storage.opening import read_text
 from proximo.training.config import RunConfig
 from proximo.training.old_names import loads_run
 from proximo.training.rl.progress import Lines
@@ -37,7 +38,7 @@ def main(arguments: list[str], work: Work | None = None) -> int:
     disable_progress_bar()
     sys.argv = ["proximo", "train", path, "--seed", seed, "--run", folder]  # the command that the run's record shows
     try:
-        config = replace(loads_run(Path(path).read_text(encoding="utf-8"), path), seed=int(seed))
+        config = replace(loads_run(read_text(Path(path)), path), seed=int(seed))
         (work or train_one)(config, Path(folder), Machine(int(threads), bool(int(onednn))), bool(int(accept_lost)))
     except (OSError, ValueError) as error:
         print(f"error: {visible(masked(str(error)), MAX_SHOWN)}", file=sys.stderr, flush=True)

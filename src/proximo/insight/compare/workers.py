@@ -15,6 +15,7 @@ from proximo.insight.compare.plan import Job
 from proximo.insight.compare.starting import Process, Starter, starter
 from proximo.machine import THREADS, Machine
 from proximo.models import pick_device
+from proximo.storage.opening import open_file
 from proximo.training.config import RunConfig
 from proximo.training.runfolder.signals import Stop
 
@@ -125,7 +126,7 @@ def _failure(job: Job, status: int, log: Path) -> Failure | None:
 def _last_line(log: Path) -> str:
     """The last line of its output, made safe to print."""
     try:
-        with log.open("rb") as file:
+        with open_file(log) as file:
             file.seek(max(file.seek(0, os.SEEK_END) - TAIL, 0))
             lines = file.read().decode(errors="replace").strip().splitlines()
     except OSError:

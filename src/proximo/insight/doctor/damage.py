@@ -5,6 +5,7 @@ Results are cached until a file changes, so that the page may call this often.
 
 import tomllib
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 
@@ -13,14 +14,24 @@ from proximo.health.history import in_order
 from proximo.insight.folder import RunFolder
 from proximo.insight.lens.files import complaint
 from proximo.plain_text import quoted
-from proximo.storage.folders import complaints
+from proximo.storage.folders import complaints, read_manifest
 from proximo.storage.lines import to_row, whole_lines
-from proximo.storage.opening import LinkedFile, open_file
-from proximo.training.offline.snapshots import POINTS
+from proximo.storage.opening import LinkedFile, UnsafeFile, open_file, read_text, refuse_foreign
 from proximo.training.runfolder.checkpoints import CHECKPOINTS, STATE, saved, step_of
-from proximo.training.runfolder.files import EVENTS, METRICS, RESULT, TIMELINE, TIMINGS
-from proximo.training.runfolder.ledger import LEDGER
-from proximo.training.runfolder.record import FORMAT, lost_rows
+from proximo.training.runfolder.files import (
+    CONFIG,
+    EVIDENCE,
+    LOCK,
+    LOGS,
+    METRICS,
+    NUMBERS,
+    POINTS,
+    REPORT,
+    RESULT,
+    TRACEBACK,
+    VERDICTS,
+)
+from proximo.training.runfolder.record import FORMAT, altered_logs, config_damage, lost_rows, missing_rollouts
 from proximo.training.runfolder.state import read_origin
 
 Stamp = tuple[int, int]
@@ -32,6 +43,7 @@ def damage(run: RunFolder) -> list[Finding]:
         *_format(run),
         *_checkpoints(run),
         *_settings(run),
+        *_foreign(run),
         *_rows(run),
         *_lost_rows(run),
         *_rollouts(run),
@@ -81,15 +93,32 @@ def _settings(run: RunFolder) -> Iterator[Finding]:
                 f"{name} cannot be read", "restore it; until then its contents are missing from all reports"
             )
     try:
-        tomllib.loads(run.config_text)
-    except (ValueError, RecursionError):
+        tomllib.loads(read_text(run.path / CONFIG))
+    except FileNotFoundError:
+        pass
+    except LinkedFile:
+        raise
+    except (OSError, ValueError, RecursionError):
         yield _damaged_file("config.toml cannot be read", "restore the settings that the run was started with")
+        return
+    if (found := config_damage(run.path, run.record)) is not None:
+        message, _, remedy = found.partition(": ")
+        yield _damaged_file(message, remedy)
+
+
+def _foreign(run: RunFolder) -> Iterator[Finding]:
+    """Links, pipes and devices among what a run writes and this does not read."""
+    for name in (LOCK, REPORT, TRACEBACK, EVIDENCE, POINTS, VERDICTS):
+        try:
+            refuse_foreign(run.path / name)
+        except UnsafeFile as error:
+            yield _damaged_file(str(error), "remove it: the run is not resumed before")
 
 
 def unreadable(run: RunFolder) -> dict[str, tuple[int, int] | str]:
     """By file of rows: how many cannot be read, of how many; or why the file cannot be read."""
     found: dict[str, tuple[int, int] | str] = {}
-    for name in (METRICS, EVENTS, TIMINGS, TIMELINE, LEDGER):
+    for name in LOGS:
         is_ordered = name == METRICS and run.format == FORMAT
         try:
             found[name] = _lost(run.path / name, _stamp(run.path / name), is_ordered)
@@ -112,8 +141,8 @@ def _rows(run: RunFolder) -> Iterator[Finding]:
 
 
 def _lost_rows(run: RunFolder) -> Iterator[Finding]:
-    """Files that are shorter than the newest intact checkpoint recorded; such a run is not resumed."""
-    stamps = tuple(_stamp(run.path / name) for name in (METRICS, LEDGER))
+    """Files that are shorter than the newest intact checkpoint recorded, or altered; such a run is not resumed."""
+    stamps = tuple(_stamp(run.path / name) for name in LOGS)
     for folder in (CHECKPOINTS, POINTS):
         for point in saved(run.path / folder):
             inside = _stamps(point)
@@ -123,6 +152,11 @@ def _lost_rows(run: RunFolder) -> Iterator[Finding]:
                 yield _damaged_file(
                     message, "restore the complete file, or resume without those rows (accept_lost_rows)"
                 )
+            for message in _altered(run.path, stamps, point, inside):
+                yield _damaged_file(message, "restore the file; no numbers of a resumed run depend on it")
+            with suppress(OSError, ValueError):  # an older checkpoint was removed meanwhile
+                if (missing := missing_rollouts(run.path, point)) is not None:
+                    yield _damaged_file(missing, "restore them; training does not need them")
             break
 
 
@@ -169,8 +203,8 @@ def _lost(path: Path, stamp: Stamp, is_ordered: bool) -> tuple[int, int]:
 def _is_of(point: Path, inside: tuple[tuple[str, Stamp], ...], identity: object) -> bool:
     """Whether a checkpoint has the state of this run; a resume skips any other."""
     try:
-        return read_origin(point / STATE)[0] == identity
-    except (OSError, ValueError, KeyError):  # the final checkpoint of sft, reward-model or dpo has none
+        return (read_manifest(point).get("run") or read_origin(point / STATE)[0]) == identity
+    except (OSError, ValueError):  # the final checkpoint of sft, reward-model or dpo had none in earlier versions
         return False
 
 
@@ -179,8 +213,19 @@ def _shorter(
     folder: Path, stamps: tuple[Stamp, ...], point: Path, inside: tuple[tuple[str, Stamp], ...]
 ) -> tuple[str, ...]:
     try:
-        return tuple(lost_rows(folder, point))
-    except OSError:  # an older checkpoint was removed meanwhile
+        return tuple(lost_rows(folder, point) if (point / STATE).exists() else altered_logs(folder, point, NUMBERS))
+    except (OSError, ValueError):  # an older checkpoint was removed meanwhile
+        return ()
+
+
+@lru_cache(maxsize=1024)
+def _altered(
+    folder: Path, stamps: tuple[Stamp, ...], point: Path, inside: tuple[tuple[str, Stamp], ...]
+) -> tuple[str, ...]:
+    """The logs that no number depends on."""
+    try:
+        return tuple(altered_logs(folder, point, [name for name in LOGS if name not in NUMBERS]))
+    except (OSError, ValueError):
         return ()
 
 

@@ -1,6 +1,5 @@
 """The file of a step's rollouts: whether it is intact, and the facts in its footer."""
 
-import json
 import os
 from functools import lru_cache
 from pathlib import Path
@@ -8,7 +7,7 @@ from typing import Any, BinaryIO
 
 import pyarrow as pa
 
-from proximo.storage.opening import open_file
+from proximo.storage.opening import json_value, open_file
 from proximo.storage.sealing import is_intact
 from proximo.training.runfolder.rollout_files import MAX_FILE, opened
 from proximo.training.runfolder.rollouts import FACTS, FORMAT
@@ -61,5 +60,5 @@ def rollout_file(path: Path) -> BinaryIO:
 
 def facts_of(file: BinaryIO) -> dict[str, Any]:
     """Facts in the file's footer; empty if Proximo did not write it."""
-    facts = json.loads((opened(file).schema_arrow.metadata or {}).get(FACTS, b"{}"))
+    facts = json_value((opened(file).schema_arrow.metadata or {}).get(FACTS, b"{}"))
     return facts if isinstance(facts, dict) else {}

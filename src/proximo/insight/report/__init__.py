@@ -14,10 +14,11 @@ from proximo.insight.report.remarks import events, health
 from proximo.insight.report.settings import configuration, files, repeating
 from proximo.insight.report.summary import summary
 from proximo.storage.folders import write_file
+from proximo.storage.opening import without_links
+from proximo.training.runfolder.files import REPORT
 
 __all__ = ["REPORT", "Facts", "gather", "render", "summary", "write_report"]
 
-REPORT = "report.html"
 SECTIONS: dict[str, Callable[[Facts], str]] = {
     "Findings": health,
     "Curves": curves,
@@ -33,7 +34,7 @@ SECTIONS: dict[str, Callable[[Facts], str]] = {
 
 def write_report(run: RunFolder, out: Path | None = None) -> tuple[Path, Facts]:
     """Write the report, by default into the run folder; returns its path and the facts it was made from."""
-    path, facts = out or run.path / REPORT, gather(run)
+    path, facts = run.path / REPORT if out is None else without_links(out), gather(run)
     write_file(path, render(facts).encode())
     return path, facts
 

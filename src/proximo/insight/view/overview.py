@@ -22,7 +22,7 @@ from proximo.insight.folder import RunFolder, decoded, find_runs
 from proximo.insight.lens.parting import parting, told
 from proximo.maths.pieces.traits import GateTraits
 from proximo.plain_text import quoted
-from proximo.storage.opening import LinkedFile, open_file
+from proximo.storage.opening import LinkedFile, open_file, without_links
 from proximo.training.runfolder.checkpoints import CHECKPOINTS, saved, step_of
 from proximo.training.runfolder.config_changes import flat
 from proximo.training.runfolder.files import EVENTS, METRICS, TIMINGS
@@ -41,7 +41,7 @@ class Runs:
     """The runs below a folder, searched again on request, but not too often."""
 
     def __init__(self, root: Path, *, load_code: bool = False) -> None:
-        self.root, self._load_code = root, load_code
+        self.root, self._load_code = without_links(root), load_code
         self._found: dict[str, RunFolder] = {}
         self._again = 0.0
         self._summaries: dict[str, tuple[object, dict[str, Any]]] = {}

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from proximo.models.shipped import smollm
 from proximo.storage.folders import MANIFEST, complaints
+from proximo.storage.opening import names, without_links
 
 FOLDER = Path(__file__).parents[1] / "weights"
 
@@ -22,7 +23,7 @@ def resolve(name: str) -> str:
     """
     if name == smollm.NAME:
         return str(smollm.converted())
-    checkpoints = Path(name) / "checkpoints"
+    checkpoints = without_links(name) / "checkpoints"
     if checkpoints.is_dir():
         return str(_newest(checkpoints))
     shipped = {path.name: path for path in FOLDER.iterdir()}
@@ -31,7 +32,8 @@ def resolve(name: str) -> str:
 
 def _newest(checkpoints: Path) -> Path:
     """The newest that is intact. A checkpoint has its name only when it is complete; damage can still come later."""
-    steps = {int(found[1]): path for path in checkpoints.iterdir() if (found := re.fullmatch(r"step-(\d+)", path.name))}
+    matches = (re.fullmatch(r"step-([0-9]{1,18})", name) for name in names(checkpoints))
+    steps = {int(found[1]): checkpoints / found[0] for found in matches if found}
     damaged = []
     for step in sorted(steps, reverse=True):
         found = _complaints(steps[step])
@@ -46,8 +48,11 @@ def _newest(checkpoints: Path) -> Path:
 
 def _complaints(checkpoint: Path) -> list[str]:
     """Of its hashes, where it has any: a folder made elsewhere has none."""
-    manifest = checkpoint / MANIFEST
-    return _known_complaints(checkpoint, manifest.stat().st_mtime_ns) if manifest.is_file() else []
+    try:
+        written = (checkpoint / MANIFEST).lstat().st_mtime_ns
+    except OSError:
+        return []
+    return _known_complaints(checkpoint, written)
 
 
 @cache

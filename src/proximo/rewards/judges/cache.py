@@ -13,7 +13,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from proximo.storage.lines import Lines, to_row, whole_lines
+from proximo.storage.lines import Lines
+from proximo.storage.opening import make_folder, names
 
 
 def key_of(question: Mapping[str, Any]) -> str:
@@ -32,8 +33,9 @@ class Verdicts:
         self._lock = threading.Lock()
         self._own: Lines | None = None
         self._unwritten: list[dict[str, Any]] = []
-        for path in sorted(folder.glob("*.jsonl")) if folder is not None else ():
-            self._read(path)
+        for name in names(folder) if folder is not None else ():
+            if name.endswith(".jsonl"):
+                self._read(folder / name)
 
     def __len__(self) -> int:
         return len(self._scores)
@@ -56,7 +58,7 @@ class Verdicts:
     def _write(self, folder: Path) -> None:
         """All that is not written yet; a run's folder is made when the run starts, and not before."""
         if self._own is None and folder.parent.is_dir():
-            folder.mkdir(exist_ok=True)
+            make_folder(folder)
             self._own = Lines(folder / f"{os.getpid()}-{secrets.token_hex(4)}.jsonl")
         if self._own is not None:
             self._own.append(*self._unwritten)
@@ -70,8 +72,6 @@ class Verdicts:
         return complaint
 
     def _read(self, path: Path) -> None:
-        with path.open("rb") as file:
-            for line in whole_lines(file):
-                row = to_row(line) or {}
-                if isinstance(row.get("key"), str) and isinstance(row.get("score"), int | float):
-                    self._scores[row["key"]] = float(row["score"])
+        for row in Lines(path).readable():
+            if isinstance(row.get("key"), str) and isinstance(row.get("score"), int | float):
+                self._scores[row["key"]] = float(row["score"])

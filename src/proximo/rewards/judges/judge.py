@@ -16,6 +16,7 @@ from proximo.rewards.judges.verdicts import asked
 from proximo.rewards.protocol import Waiting
 from proximo.rewards.scoring import Answer, noted
 from proximo.rewards.workers import check_at_once, check_seconds
+from proximo.storage.opening import make_folder, read_text, without_links
 from proximo.types import Completion, Problem
 
 CHECK_SECONDS = 20.0
@@ -114,9 +115,9 @@ class Judge:
         if not is_rubric_file(self.rubric):
             return self.rubric
         try:
-            text = Path(self.rubric).expanduser().read_text()
+            text = read_text(without_links(Path(self.rubric).expanduser()))
         except (OSError, UnicodeDecodeError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
+            reason = error.strerror or str(error) if isinstance(error, OSError) else "not UTF-8"
             raise ValueError(
                 f"reward.rubric is {self.rubric!r}, which cannot be read ({reason}): give a text file"
             ) from None
@@ -185,9 +186,11 @@ class Judge:
 
 def _made(folder: Path) -> Path:
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder = without_links(folder)
+        make_folder(folder)
     except OSError as error:
-        raise ValueError(f"reward.cache is {str(folder)!r}: no folder can be made there, {error.strerror}") from None
+        reason = error.strerror or error
+        raise ValueError(f"reward.cache is {str(folder)!r}: no folder can be made there, {reason}") from None
     return folder
 
 

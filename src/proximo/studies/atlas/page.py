@@ -1,6 +1,5 @@
 """The atlas: every claim of the field with its verdict so far, as one page."""
 
-import json
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -8,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from proximo.storage.opening import read_json
 from proximo.studies.atlas.claims import CLAIMS, Claim
 from proximo.studies.designs import STUDIES
 from proximo.studies.page import signed, table
@@ -79,7 +79,7 @@ def atlas_rows(folder: Path) -> Iterator[Row]:
 def results(study: Study, folder: Path) -> dict[str, Any] | None:
     """The stored findings of a study whose runs are all done and whose design is still the same; else None."""
     try:
-        facts = json.loads((folder / f"{study.name}.json").read_text())
+        facts = read_json(folder / f"{study.name}.json")
         is_whole = facts["hash"] == design_hash(study) and facts["complete"]
     except (OSError, ValueError, KeyError, TypeError):  # cut off, or another file under this name
         return None

@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from proximo.storage.opening import check_file, refuse_foreign
 from proximo.training.learner.optimizer import MASTER
 
 LEARNER = ("sampled_version", "trusts_sampler", "kl_coefficient", "token_budget", "is_planned", "checkpointed", "guard")
@@ -47,8 +48,11 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
 def read_tensors(path: Path) -> dict[str, Tensor]:
     """Tensors of a .safetensors file, or of the folder in its place in which each rank wrote its own shards."""
     if path.exists():
-        return load_file(path)
-    return _read_shards(path.with_suffix("")) if path.with_suffix("").is_dir() else {}
+        return load_file(check_file(path))
+    if not path.with_suffix("").is_dir():
+        return {}
+    refuse_foreign(path.with_suffix(""))
+    return _read_shards(path.with_suffix(""))
 
 
 def _read_shards(folder: Path) -> dict[str, Tensor]:

@@ -9,10 +9,12 @@ from typing import Any
 
 from proximo.models.model_types import PreTrainedTokenizerBase
 from proximo.storage.folders import remove_folder
+from proximo.storage.opening import as_written, inside
 from proximo.training.offline.schedule import FitOptions, Schedule
 from proximo.training.offline.snapshots import Best, read_point, write_point
 from proximo.training.offline.stage_model import HoldsStages, Stage, StageModel, WholeStageModel
 from proximo.training.runfolder.checkpoints import CHECKPOINTS, Saver, save, saved
+from proximo.training.runfolder.files import RESULT
 from proximo.training.runfolder.log import RunLog
 from proximo.training.runfolder.resume import Attempt
 from proximo.training.runfolder.signals import Stop, Stopped
@@ -47,7 +49,8 @@ class Fitted:
     @classmethod
     def from_dict(cls, facts: Mapping[str, Any], folder: Path) -> "Fitted":
         """The stored result of the stage in this folder."""
-        return cls(**{**facts, "checkpoint": folder / CHECKPOINTS / facts["checkpoint"]})
+        with as_written(folder / RESULT):
+            return cls(**{**facts, "checkpoint": inside(folder / CHECKPOINTS, facts["checkpoint"])})
 
 
 def fit(
@@ -79,7 +82,7 @@ def fit(
     best = fitting.best
     held.restore_best()
     log.settle()
-    checkpoint = save(log.folder, best.step, held.save, tokenizer)
+    checkpoint = save(log.folder, best.step, held.save, tokenizer, more=log.standing())
     for other in saved(log.folder / CHECKPOINTS):
         if other != checkpoint:  # of an earlier attempt, before something was changed
             remove_folder(other)
@@ -217,7 +220,7 @@ class _Fitting:
             "sizes": self.log.settle(),
             "seconds": self.seconds,
         }
-        write_point(self.log.folder, facts, self.held)
+        write_point(self.log.folder, facts, self.held, self.log.standing())
 
     def _step(self, index: int) -> None:
         start, step = time.perf_counter(), index + 1

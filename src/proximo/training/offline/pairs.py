@@ -12,6 +12,9 @@ from typing import Any, Literal
 from proximo.data.rankings import Ranking, read_rankings
 from proximo.data.rows import Mistakes, read_prompt
 from proximo.maths.arithmetic import count_of
+from proximo.storage.folders import write_file
+from proximo.storage.opening import make_folder, without_links
+from proximo.training.runfolder.files import ROLLOUTS, stored_steps
 from proximo.training.runfolder.rollout_files import read_columns
 
 
@@ -61,7 +64,7 @@ class Counts:
 
 def write_pairs(config: PairsConfig) -> Counts:
     """Read a run's rollouts and write their rankings."""
-    out = Path(config.out)
+    out = without_links(config.out)
     if out.exists():
         raise ValueError(f"out is {config.out!r}: the file exists; choose another name or remove it")
     earlier = _earlier(config.old) if config.old is not None else []
@@ -75,10 +78,9 @@ def write_pairs(config: PairsConfig) -> Counts:
         )
     if config.old is not None:
         rankings += _drawn(earlier, config, counts)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(
-        "".join(json.dumps(_row(ranking), ensure_ascii=False) + "\n" for ranking in rankings), encoding="utf-8"
-    )
+    make_folder(out.parent)
+    lines = (json.dumps(_row(ranking), ensure_ascii=False) + "\n" for ranking in rankings)
+    write_file(out, "".join(lines).encode())
     return counts
 
 
@@ -100,7 +102,8 @@ def _fresh(config: PairsConfig, counts: Counts) -> Iterator[Ranking]:
 
 
 def _files(config: PairsConfig) -> list[Path]:
-    files = sorted((Path(config.run) / "rollouts").glob("step-*.parquet"))
+    run = without_links(config.run)
+    files = [run / ROLLOUTS / f"step-{step:06d}.parquet" for step in stored_steps(run)]
     if not files:
         raise ValueError(f"run is {config.run!r}: it has no rollouts, give the folder of a run of proximo train")
     chosen = [path for path in files if _step(path) in _range(config.steps)]
@@ -126,7 +129,7 @@ def _groups(path: Path, by: str) -> Iterator[list[Mapping[str, Any]]]:
     try:
         table = read_columns(path, columns)
     except (OSError, ValueError) as error:
-        raise ValueError(f"{path} cannot be read: {error}") from error
+        raise ValueError(f"{path} cannot be read ({error}): leave its step out with steps") from error
     missing = set(columns) - set(table.column_names)
     if missing:
         raise ValueError(f"{path} has no column {', '.join(sorted(missing))}: it is from an older Proximo, train again")

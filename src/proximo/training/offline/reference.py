@@ -12,6 +12,8 @@ import torch
 
 from proximo.models import score_rows
 from proximo.models.model_types import PreTrainedModel
+from proximo.storage.folders import whole_file
+from proximo.storage.opening import open_file, without_links, writing
 from proximo.training.offline.encoding import Encoded, EncodedRows, Prepared, to_rows
 
 Sums = tuple[tuple[float, ...], ...]
@@ -79,13 +81,15 @@ def write_reference(path: Path, reference: Reference, prepared: Prepared) -> Non
     ]
     table = pa.Table.from_pylist(rows)
     metadata = {"data": reference.data, "weights": reference.weights}
-    pq.write_table(table.replace_schema_metadata(metadata), path)
+    with whole_file(path) as partial, writing(partial) as file:
+        pq.write_table(table.replace_schema_metadata(metadata), file)
 
 
 def read_reference(path: str, prepared: Prepared) -> Reference:
     """Read what `write_reference` wrote; refused if it belongs to other tokens."""
     try:
-        table = pq.read_table(path)
+        with open_file(without_links(path)) as file:
+            table = pq.read_table(file)
         metadata = {key.decode(): value.decode() for key, value in (table.schema.metadata or {}).items()}
         data, weights, logprobs = metadata["data"], metadata["weights"], table.column("logprob").to_pylist()
     except (OSError, pa.ArrowException, KeyError) as error:

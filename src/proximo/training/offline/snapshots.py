@@ -1,22 +1,20 @@
 """Resume points of a stage that trains on files; removed when it is finished."""
 
-import json
 import math
-import shutil
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from proximo.storage.folders import remove_folder, write_folder
+from proximo.storage.opening import make_folder, remove
 from proximo.training.offline.stage_model import StageModel
 from proximo.training.runfolder.checkpoints import STATE, place, saved
+from proximo.training.runfolder.files import POINTS
 from proximo.training.runfolder.resume import Attempt, begin
-from proximo.training.runfolder.state import RUN_STATE, naming_io, read_facts
+from proximo.training.runfolder.state import RUN_STATE, naming_io, read_facts, write_json
 
-POINTS = "resume"
-"""Subfolder of the run folder that holds the resume points."""
 KEPT = 2
 """Resume points kept: if one is damaged, the one before it is used."""
 
@@ -38,17 +36,17 @@ class Best:
         return replace(self, misses=self.misses + 1)
 
 
-def write_point(folder: Path, facts: Mapping[str, Any], held: StageModel) -> None:
-    """Write a resume point. `facts` include the next `step` and the `sizes` of the log."""
+def write_point(folder: Path, facts: Mapping[str, Any], held: StageModel, more: Mapping[str, object]) -> None:
+    """Write a resume point. `facts` include the next `step` and the `sizes` of the log; `more` is for its manifest."""
 
     def fill(path: Path) -> None:
         state = path / STATE
-        state.mkdir()
+        make_folder(state)
         with naming_io(path):
-            (state / RUN_STATE).write_text(json.dumps(facts) + "\n")
+            write_json(state / RUN_STATE, facts)
             held.write(state)
 
-    write_folder(place(folder / POINTS, facts["step"]), fill)
+    write_folder(place(folder / POINTS, facts["step"]), fill, more)
     for old in saved(folder / POINTS, facts["step"])[KEPT:]:
         remove_folder(old)
 
@@ -72,5 +70,6 @@ def once(
         if attempt.result is None:
             attempt.result = work(attempt)
             attempt.finish(attempt.result)
-            shutil.rmtree(folder / POINTS, ignore_errors=True)
+            with suppress(OSError):
+                remove(folder / POINTS)
         return attempt.result

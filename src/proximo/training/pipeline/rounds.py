@@ -16,6 +16,7 @@ from proximo import toml
 from proximo.data import DataFile
 from proximo.storage.folders import write_file
 from proximo.storage.lines import plain
+from proximo.storage.opening import open_file
 from proximo.training.config import RunConfig
 from proximo.training.offline.fitting import FitOptions
 from proximo.training.offline.pairs import PairsConfig, write_pairs
@@ -130,13 +131,10 @@ def _ranked(config: RoundsConfig, folder: Path, number: int, say: Callable[[str]
     out = _pairs(folder, number + 1)
     if not out.exists():
         old = config.pairs if number == 1 else str(_pairs(folder, number))
-        part = out.with_suffix(".part.jsonl")
-        part.unlink(missing_ok=True)
         run, seed = str(_policy(folder, number)), config.policy.seed
-        counts = write_pairs(PairsConfig(run, str(part), by=config.by, old=old, old_share=config.old_share, seed=seed))
-        part.replace(out)
+        counts = write_pairs(PairsConfig(run, str(out), by=config.by, old=old, old_share=config.old_share, seed=seed))
         say(f"{counts.fresh} new rankings and {counts.old} old ones for the next reward model")
-    with out.open(encoding="utf-8") as rows:
+    with open_file(out) as rows:
         return sum(1 for _ in rows)
 
 

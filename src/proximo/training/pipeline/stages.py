@@ -10,6 +10,7 @@ from pathlib import Path
 from proximo import toml
 from proximo.storage.folders import write_file
 from proximo.storage.lines import Lines, plain
+from proximo.storage.opening import read_json
 from proximo.training.clock import Clock
 from proximo.training.config import RunConfig
 from proximo.training.offline.dpo import dpo
@@ -84,11 +85,11 @@ class _Done(Clock):
         self.file, self.ranked = folder / "stages.json", None
         super().__init__()
         try:
-            known = json.loads(self.file.read_text()) if self.file.exists() else {"seconds": {}, "ranked": None}
+            known = read_json(self.file) if self.file.exists() else {"seconds": {}, "ranked": None}
             seconds = {str(name): float(seconds) for name, seconds in known["seconds"].items()}
             self.ranked = None if known["ranked"] is None else Ranked(**known["ranked"])
             self.seconds.update(seconds)
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
             say(f"warning: {self.file} cannot be read ({error}): the durations of finished stages are lost")
 
     @contextmanager

@@ -1,14 +1,13 @@
 """Snapshots a run's state after every step, and writes a checkpoint every few steps."""
 
-import json
 import math
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 from proximo.models.model_types import PreTrainedTokenizerBase
+from proximo.storage.lines import Lines
 from proximo.tasks import Task
 from proximo.training.config import RunConfig
 from proximo.training.records import Collected, Evaluation
@@ -125,7 +124,9 @@ class Checkpointer:
             write_run_state(folder, state)
             self._parts.write(folder, state)
 
-        save(self._log.folder, state.step, self._parts.learner.policy.save, self._tokenizer, write)
+        save(
+            self._log.folder, state.step, self._parts.learner.policy.save, self._tokenizer, write, self._log.standing()
+        )
 
     def _retain(self, state: RunState) -> None:
         try:
@@ -157,8 +158,8 @@ def _generated_before(point: Path) -> int:
     """Tokens sampled before a checkpoint's last step: with a limit below that, the step would not have been made.
     Damaged rows are ignored, since resuming does not need them."""
     metrics, total = point.parents[1] / METRICS, 0
-    for line in metrics.read_bytes().splitlines() if metrics.exists() else ():
-        with suppress(ValueError, KeyError, TypeError):
-            row = json.loads(line)
-            total += row["sampled_tokens"] if row["step"] < step_of(point) else 0
+    for row in Lines(metrics).readable():
+        step, tokens = row.get("step"), row.get("sampled_tokens")
+        if isinstance(step, int) and isinstance(tokens, int) and step < step_of(point):
+            total += tokens
     return total

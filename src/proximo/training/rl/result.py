@@ -5,9 +5,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from proximo.storage.opening import as_written, inside
 from proximo.tasks import Task
 from proximo.training.records import Answered, Evaluation
 from proximo.training.runfolder.checkpoints import CHECKPOINTS
+from proximo.training.runfolder.files import RESULT
 from proximo.training.runfolder.plain_rollouts import plain_answer, read_answers
 
 
@@ -36,15 +38,16 @@ class RunResult:
     @classmethod
     def from_dict(cls, facts: Mapping[str, Any], folder: Path, task: Task, seed: int) -> "RunResult":
         """Read the result of the run in this folder; the task gives its problems again."""
-        before, after = (read_answers([pair[side] for pair in facts["examples"]], task, seed) for side in (0, 1))
-        return cls(
-            before=Evaluation(**facts["before"]),
-            after=Evaluation(**facts["after"]),
-            examples=list(zip(before, after, strict=True)),
-            checkpoint=folder / CHECKPOINTS / facts["checkpoint"],
-            generated_tokens=facts["generated_tokens"],
-            seconds=facts["seconds"],
-        )
+        with as_written(folder / RESULT):
+            before, after = (read_answers([pair[side] for pair in facts["examples"]], task, seed) for side in (0, 1))
+            return cls(
+                before=Evaluation(**facts["before"]),
+                after=Evaluation(**facts["after"]),
+                examples=list(zip(before, after, strict=True)),
+                checkpoint=inside(folder / CHECKPOINTS, facts["checkpoint"]),
+                generated_tokens=facts["generated_tokens"],
+                seconds=facts["seconds"],
+            )
 
 
 def paired(before: Sequence[Answered], after: Sequence[Answered]) -> list[tuple[Answered, Answered]]:

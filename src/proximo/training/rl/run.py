@@ -1,9 +1,7 @@
 """Everything a run holds in memory, built from its config."""
 
-import json
 from collections import Counter
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +12,7 @@ from proximo.models.model_types import PreTrainedTokenizerBase
 from proximo.models.tokens.spelling import Spelling
 from proximo.rewards.grading import Grading
 from proximo.samplers import Sampler, Snapshot
+from proximo.storage.lines import Lines
 from proximo.tasks import Task
 from proximo.training.ahead.ahead import Ahead
 from proximo.training.ahead.gap import StaleWatch
@@ -206,10 +205,7 @@ class Run:
 
     def remember(self) -> None:
         """After a resume: feed the run's earlier rows to the watch, without reporting findings again."""
-        path = self.folder / METRICS
-        for line in path.read_bytes().splitlines() if path.exists() else ():
-            with suppress(ValueError):  # a damaged row is skipped
-                if isinstance(row := json.loads(line), dict):
-                    self.watch.look(row)
-                    self.band.look(row)
-                    self.stale.look(row)
+        for row in Lines(self.folder / METRICS).readable():
+            self.watch.look(row)
+            self.band.look(row)
+            self.stale.look(row)

@@ -7,18 +7,19 @@ folders in the place of the first three, such as optimizer/, with a file for eac
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from proximo.models.model_types import PreTrainedTokenizerBase
 from proximo.storage.folders import complaints, remove_folder, set_aside, write_folder
+from proximo.storage.opening import make_folder, names
 from proximo.training.config import CheckpointOptions
 from proximo.training.learner.named_tensors import STATE
+from proximo.training.runfolder.files import CHECKPOINTS
 from proximo.training.runfolder.state import (
     naming_io,
 )
 
-CHECKPOINTS = "checkpoints"
 MAX_FAILURES = 3
 """Number of failed saves in a row after which the run stops."""
 
@@ -30,7 +31,7 @@ def place(folder: Path, step: int) -> Path:
 def saved(folder: Path, most: int | None = None) -> list[Path]:
     """All folders named like a checkpoint, highest step first; those of later steps than `most` are left out."""
 
-    found = [path for path in folder.iterdir() if re.fullmatch(r"step-\d+", path.name)] if folder.is_dir() else []
+    found = [folder / name for name in names(folder) if re.fullmatch(r"step-[0-9]{1,18}", name)]
     return sorted((path for path in found if most is None or step_of(path) <= most), key=lambda path: -step_of(path))
 
 
@@ -67,11 +68,12 @@ def save(
     save_model: Callable[[Path], object],
     tokenizer: PreTrainedTokenizerBase,
     write_state: Callable[[Path], None] | None = None,
+    more: Mapping[str, object] | None = None,
 ) -> Path:
     """Write the run's `checkpoints/step-N`, with the model that `save_model` writes. If that fails, raises OSError and
     changes nothing."""
     target = place(folder / CHECKPOINTS, step)
-    write_checkpoint(target, save_model, tokenizer, write_state)
+    write_checkpoint(target, save_model, tokenizer, write_state, more)
     return target
 
 
@@ -80,16 +82,17 @@ def write_checkpoint(
     save_model: Callable[[Path], object],
     tokenizer: PreTrainedTokenizerBase,
     write_state: Callable[[Path], None] | None = None,
+    more: Mapping[str, object] | None = None,
 ) -> None:
     def fill(path: Path) -> None:
         with naming_io(target):
             save_model(path)
             tokenizer.save_pretrained(path)
             if write_state is not None:
-                (path / STATE).mkdir()
+                make_folder(path / STATE)
                 write_state(path / STATE)
 
-    write_folder(target, fill)
+    write_folder(target, fill, more)
 
 
 def retain(folder: Path, options: CheckpointOptions, step: int, best: int | None) -> None:

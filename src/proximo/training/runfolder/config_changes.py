@@ -12,6 +12,7 @@ from proximo.models.shipped import resolve
 from proximo.outside import named_file
 from proximo.rewards.judges.judge import is_rubric_file
 from proximo.storage.folders import MANIFEST, file_hash
+from proximo.storage.opening import blob_of, names, without_links
 from proximo.training.old_names import completed
 
 FREE = ("checkpoints", "ranks", "workers")
@@ -67,18 +68,20 @@ def fingerprints(config_toml: str) -> dict[str, str]:
         if not value:  # names nothing; as a path it would be the current folder
             continue
         if not _is_function(field, value) and (file := _code_file(value)) is not None:
-            found[field] = file_hash(file)
+            found[field] = file_hash(without_links(file))
         elif field.endswith(".rubric") and is_rubric_file(value):
-            found[field] = file_hash(Path(value).expanduser())
+            found[field] = file_hash(without_links(Path(value).expanduser()))
         elif field.rpartition(".")[2] in NAMES_FILES:
             path = Path(value) if Path(value).is_file() else Path(resolve(value))
             if glob.has_magic(value) and hub_data(value) is None:
                 files = sorted(glob.glob(value))
-                found[field] = hashlib.sha256("".join(file_hash(Path(file)) for file in files).encode()).hexdigest()
+                found[field] = hashlib.sha256(
+                    "".join(file_hash(without_links(file)) for file in files).encode()
+                ).hexdigest()
             elif path.is_file():
-                found[field] = file_hash(path)
+                found[field] = file_hash(without_links(path))
             elif path.is_dir():
-                found[field] = folder_hash(path)
+                found[field] = folder_hash(without_links(path))
     return found
 
 
@@ -87,7 +90,7 @@ def function_fingerprints(config_toml: str) -> dict[str, str]:
     found = {}
     for field, value in _texts(config_toml):
         if _is_function(field, value) and (file := named_file(value)) is not None:
-            found[field] = file_hash(file)
+            found[field] = file_hash(without_links(file))
     return found
 
 
@@ -110,9 +113,9 @@ def folder_hash(folder: Path) -> str:
     """SHA-256 of the files directly in a folder; subfolders do not count, since a checkpoint's state is not its
     model."""
     digest = hashlib.sha256()
-    for file in sorted(folder.iterdir()):
-        if file.is_file() and file.name != MANIFEST:
-            digest.update(f"{file.name} {file_hash(file)}\n".encode())
+    for name in names(folder):
+        if name != MANIFEST and (folder / name).is_file():
+            digest.update(f"{name} {file_hash(blob_of(folder / name))}\n".encode())
     return digest.hexdigest()
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from torch import Tensor
 
 from proximo.storage.folders import write_file
+from proximo.storage.opening import make_folder
 from proximo.training.learner.guard import Notice, Update
 from proximo.training.runfolder.files import EVIDENCE
 from proximo.types import Batch
@@ -46,7 +47,7 @@ def write_evidence(folder: Path, step: int, number: int, batch: Batch, update: U
     }
     name = f"{EVIDENCE}/step-{step:06d}-update-{number}.json"
     try:
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        make_folder((folder / name).parent)
         write_file(folder / name, (json.dumps(found, indent=1, allow_nan=False) + "\n").encode())
     except OSError as error:  # a full disk should not stop training
         return f"no file: it could not be written ({error})"

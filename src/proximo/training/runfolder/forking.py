@@ -6,7 +6,6 @@ writes what the run wrote.
 
 import json
 import os
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,13 +13,14 @@ from typing import Any
 from proximo.rewards.judges.judge import FOLDER as VERDICTS
 from proximo.storage.folders import MANIFEST, complaints, new_folder, write_file, write_folder
 from proximo.storage.lines import Lines
+from proximo.storage.opening import copy_file, copy_folder, inside, make_folder, read_text, remove
 from proximo.training.learner.named_tensors import read_tensors, write_tensors
 from proximo.training.learner.optimizer import MASTER
 from proximo.training.runfolder.checkpoints import CHECKPOINTS, STATE, place, saved, step_of
 from proximo.training.runfolder.config_changes import differences
-from proximo.training.runfolder.files import EVENTS, TIMELINE, TIMINGS
-from proximo.training.runfolder.log import facts, files_of_steps, is_up_to
-from proximo.training.runfolder.record import lost_rows, other_code, read_record, refuse_format
+from proximo.training.runfolder.files import CONFIG, EVENTS, RECORD, TIMELINE, TIMINGS, refuse_foreign_files
+from proximo.training.runfolder.log import RunLog, facts, files_of_steps, is_up_to
+from proximo.training.runfolder.record import config_damage, lost_rows, other_code, read_record, refuse_format
 from proximo.training.runfolder.state import read_origin
 
 FORK = "fork"
@@ -31,8 +31,11 @@ WEIGHTS = ("model", "adapter")
 
 def checkpoint_at(run: Path, step: int | None) -> Path:
     """The intact checkpoint of a run after a step, the newest without one; ValueError names those that there are."""
-    if not run.is_dir() or read_record(run) is None:
+    refuse_foreign_files(run)
+    if not run.is_dir() or (record := read_record(run)) is None:
         raise ValueError(f"{run} holds no run: give the folder of one, such as runs/demo")
+    if damage := config_damage(run, record):
+        raise ValueError(f"{run}: {damage}")
     wrong = {path: complaints(path) for path in saved(run / CHECKPOINTS)}
     steps = sorted(step_of(path) for path, found in wrong.items() if not found)
     if not steps:
@@ -66,17 +69,18 @@ def fork(run: Path, folder: Path, checkpoint: Path, *, fresh_optimizer: bool = F
     with new_folder(folder) as partial:
         _copy_rows(run, partial, checkpoint)
         target = place(partial / CHECKPOINTS, step_of(checkpoint))
-        write_folder(target, lambda path: _copy_checkpoint(checkpoint, path, fresh_optimizer))
-        shutil.copy(run / "config.toml", partial)
+        log = RunLog(partial, identity=record["identity"])
+        write_folder(target, lambda path: _copy_checkpoint(checkpoint, path, fresh_optimizer), log.standing())
+        copy_file(run / CONFIG, partial / CONFIG)
         # The machine stays the run's: other numbers of threads would change the last digits.
         own = record | facts() | {"machine": record["machine"], "attempts": [], FORK: whole}
-        write_file(partial / "run.json", (json.dumps(own, indent=2) + "\n").encode())
+        write_file(partial / RECORD, (json.dumps(own, indent=2) + "\n").encode())
     return other_code(record["attempts"])
 
 
 def refuse_other_weights(run: Path, config_toml: str) -> None:
     """ValueError if a config names other weights than the run's: they would not be read."""
-    changed = differences((run / "config.toml").read_text(encoding="utf-8"), config_toml)
+    changed = differences(read_text(run / CONFIG), config_toml)
     for field in changed:
         if (table := field.partition(".")[0]) in WEIGHTS:
             raise ValueError(
@@ -91,7 +95,7 @@ def changes(folder: Path, config_toml: str) -> list[str] | None:
     record = read_record(folder)
     if record is not None and FORK in record and record["attempts"]:
         return None
-    return list(differences((folder / "config.toml").read_text(encoding="utf-8"), config_toml))
+    return list(differences(read_text(folder / CONFIG), config_toml))
 
 
 def parent_of(folder: Path, record: Mapping[str, Any]) -> tuple[Path, int] | None:
@@ -107,26 +111,25 @@ def _copy_rows(run: Path, target: Path, checkpoint: Path) -> None:
     _, sizes = read_origin(checkpoint / STATE)
     for name, size in sizes.items():
         if size:
-            with (run / name).open("rb") as file:
-                write_file(target / name, file.read(size))
+            copy_file(inside(run, name), inside(target, name), size)
     last = step_of(checkpoint)
     for name in (EVENTS, TIMINGS, TIMELINE):
         if (run / name).exists():
-            shutil.copy(run / name, target)
+            copy_file(run / name, target / name)
             Lines(target / name).keep(lambda row: isinstance(row.get("step"), int) and row["step"] <= last)
     if (run / VERDICTS).is_dir():  # of judges: what was asked once is not asked again
-        shutil.copytree(run / VERDICTS, target / VERDICTS)
+        copy_folder(run / VERDICTS, target / VERDICTS)
     for file in files_of_steps(run):
         if is_up_to(file, last):
-            (target / file.parent.name).mkdir(exist_ok=True)
-            shutil.copy(file, target / file.parent.name)
+            make_folder(target / file.parent.name)
+            copy_file(file, target / file.parent.name / file.name)
 
 
 def _copy_checkpoint(source: Path, target: Path, fresh_optimizer: bool) -> None:
-    shutil.copytree(source, target, dirs_exist_ok=True, ignore=shutil.ignore_patterns(MANIFEST))
+    copy_folder(source, target, without=MANIFEST)
     if fresh_optimizer:
         file = target / STATE / "optimizer.safetensors"
         kept = {name: each for name, each in read_tensors(file).items() if name.endswith(f".{MASTER}")}
-        file.unlink(missing_ok=True)
-        shutil.rmtree(file.with_suffix(""), ignore_errors=True)  # shards of ranks
+        remove(file)
+        remove(file.with_suffix(""))  # shards of ranks
         write_tensors(file, kept)

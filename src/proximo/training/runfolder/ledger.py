@@ -14,9 +14,9 @@ from typing import Any, Literal
 from proximo.storage.lines import Lines
 from proximo.training.learner.guard import Update
 from proximo.training.records import Assembled, Collected, DataCursor
+from proximo.training.runfolder.files import LEDGER
 from proximo.types import Group, Problem
 
-LEDGER = "ledger.jsonl"
 State = Literal["trained", "filtered", "unscored", "abandoned", "passed_over", "expired", "carried"]
 FINAL: tuple[State, ...] = ("trained", "filtered", "unscored", "abandoned", "passed_over", "expired")
 """Final states: trained; dropped by the algorithm's `keep`; not graded because every grader failed; only in updates

@@ -20,9 +20,22 @@ import torch
 from proximo.machine import Machine
 from proximo.redacting import masked, without_secrets
 from proximo.storage.folders import sync, whole_file, write_file
-from proximo.storage.lines import Lines, plain, to_line
-from proximo.training.runfolder.files import EVENTS, EVIDENCE, METRICS, ROLLOUTS, TIMELINE, TIMINGS, TRACEBACK
-from proximo.training.runfolder.ledger import LEDGER, Entry
+from proximo.storage.lines import Lines, Prefix, plain, to_line
+from proximo.storage.opening import make_folder, names, remove
+from proximo.training.runfolder.files import (
+    EVENTS,
+    EVIDENCE,
+    LEDGER,
+    LOGS,
+    METRICS,
+    NUMBERS,
+    ROLLOUTS,
+    TIMELINE,
+    TIMINGS,
+    TRACEBACK,
+    stored_steps,
+)
+from proximo.training.runfolder.ledger import Entry
 from proximo.training.runfolder.rollouts import write_rollouts
 from proximo.version import __version__, source_fingerprint
 
@@ -47,13 +60,16 @@ class RunLog:
         self._has_warned = False
         self._step = 0
         """Step of the last metrics row."""
+        self._prefixes = {name: Prefix(folder / name) for name in LOGS}
+        self.known: Mapping[str, tuple[int, str]] = {}
+        """By log: how long it was when the checkpoint to resume from was saved, and its SHA-256."""
 
     def start(self, config_toml: str, record: Mapping[str, object] | None = None) -> None:
         """`record` is the content of run.json; None: the facts about this process.
 
         A folder is a run once it has a run.json, so that is written last; a changed config is recorded there first.
         """
-        self.folder.mkdir(parents=True, exist_ok=True)
+        make_folder(self.folder)
         record, config = facts() if record is None else record, self.folder / "config.toml"
         if (self.folder / "run.json").exists():
             self.record(record)
@@ -105,26 +121,34 @@ class RunLog:
                 sync(self._unsynced.pop())
             if (self.folder / ROLLOUTS).is_dir():
                 sync(self.folder / ROLLOUTS)
-        files = [Lines(self.folder / name) for name in (METRICS, LEDGER)]
+        files = [Lines(self.folder / name) for name in NUMBERS]
         for file in files:
             file.sync()
         sync(self.folder)
         return {file.path.name: file.size for file in files}
 
+    def standing(self) -> dict[str, object]:
+        """What the manifest of a checkpoint that is saved now says: whose it is, the size and SHA-256 of each log, and
+        the first and last of the steps in a row that have rollouts."""
+        sizes = {name: Lines(self.folder / name).size for name in LOGS}
+        logs = {name: {"size": size, "sha256": self._prefixes[name].up_to(size)} for name, size in sizes.items()}
+        return {"run": self.identity, "logs": logs, "rollouts": ranges(stored_steps(self.folder))}
+
     def rewind(self, sizes: Mapping[str, int], step: int) -> None:
         """Cut metrics and ledger back to these sizes, and delete rollouts and evidence of later steps than
         this."""
-        for name in (METRICS, LEDGER):
+        self._prefixes = {name: Prefix(self.folder / name) for name in LOGS}
+        for name in NUMBERS:
             rows, size = Lines(self.folder / name), sizes.get(name, 0)
-            if rows.size >= size:
+            if rows.size >= size and not is_altered(self.folder / name, self.known.get(name)):
                 rows.cut(size)
-            else:  # rows are lost, and the user accepted that: keep the rows up to this step
+            else:  # rows are lost or altered, and the user accepted that: keep the rows up to this step
                 rows.keep(lambda row: isinstance(row.get("step"), int) and row["step"] <= step)
         for name in (EVENTS, TIMINGS, TIMELINE):
             Lines(self.folder / name).repair()
         for file in files_of_steps(self.folder):
             if not is_up_to(file, step):
-                file.unlink()
+                remove(file)
 
     def sizes(self) -> dict[str, int]:
         """Sizes of metrics and ledger in bytes, including rows that wait to be written."""
@@ -137,7 +161,7 @@ class RunLog:
         """Write a step's `rollout_table`."""
         path = self.folder / ROLLOUTS / f"step-{step:06d}.parquet"
         with self._tolerating_failures():
-            path.parent.mkdir(exist_ok=True)
+            make_folder(path.parent)
             with whole_file(path) as partial:
                 write_rollouts(table, partial)
             self._unsynced.append(path)
@@ -177,14 +201,30 @@ class RunLog:
             self._has_warned = True
 
 
+def ranges(steps: Sequence[int]) -> list[tuple[int, int]]:
+    """First and last of the numbers in a row.
+
+    Example: ranges([1, 2, 3, 7]) == [(1, 3), (7, 7)]
+    """
+    starts = [step for before, step in zip([None, *steps], steps, strict=False) if before is None or step > before + 1]
+    ends = [step for step, after in zip(steps, [*steps[1:], None], strict=True) if after is None or after > step + 1]
+    return list(zip(starts, ends, strict=True))
+
+
+def is_altered(path: Path, known: tuple[int, str] | None) -> bool:
+    """Whether a log's first bytes, of which the size and the SHA-256 are known, are others now."""
+    return known is not None and Lines(path).size >= known[0] and Prefix(path).up_to(known[0]) != known[1]
+
+
 def files_of_steps(folder: Path) -> list[Path]:
     """Rollouts and evidence of a run, one file for each step or update."""
-    return [*(folder / ROLLOUTS).glob("step-*"), *(folder / EVIDENCE).glob("step-*")]
+    inside = (folder / ROLLOUTS, folder / EVIDENCE)
+    return [place / name for place in inside for name in names(place) if name.startswith("step-")]
 
 
 def is_up_to(file: Path, step: int) -> bool:
     """Whether one of these is of this step or an earlier one; False if its name is none that a run writes."""
-    found = re.fullmatch(r"step-(\d+)(\.parquet|-update-\d+\.json)", file.name)
+    found = re.fullmatch(r"step-([0-9]{1,18})(\.parquet|-update-[0-9]+\.json)", file.name)
     return found is not None and int(found[1]) <= step
 
 

@@ -16,6 +16,7 @@ from proximo.machine import Machine
 from proximo.storage.folders import tidy, write_file
 from proximo.storage.locks import NAME as LOCK
 from proximo.storage.locks import FolderLock
+from proximo.storage.opening import UnsafeFile, make_folder, names, read_json, read_text, remove
 from proximo.training.runfolder.checkpoints import CHECKPOINTS, STATE, newest_valid, saved, set_aside_newer, step_of
 from proximo.training.runfolder.config_changes import (
     changed_files,
@@ -25,9 +26,30 @@ from proximo.training.runfolder.config_changes import (
     refuse_changes,
     refuse_other,
 )
-from proximo.training.runfolder.files import EVENTS, RESULT, TRACEBACK, TRACKING, VERDICTS
+from proximo.training.runfolder.files import (
+    EVENTS,
+    LOGS,
+    NUMBERS,
+    RESULT,
+    TRACEBACK,
+    TRACKING,
+    VERDICTS,
+    refuse_foreign_files,
+)
 from proximo.training.runfolder.log import RunLog, facts
-from proximo.training.runfolder.record import CODE, COMPARED, FORMAT, lost_rows, other_code, read_record, refuse_format
+from proximo.training.runfolder.record import (
+    CODE,
+    COMPARED,
+    FORMAT,
+    altered_logs,
+    config_damage,
+    known_logs,
+    lost_rows,
+    missing_rollouts,
+    other_code,
+    read_record,
+    refuse_format,
+)
 from proximo.training.runfolder.signals import Stopped
 from proximo.training.runfolder.state import read_origin
 from proximo.version import __version__
@@ -64,6 +86,8 @@ class Attempt:
         """Checkpoint to resume from; None: from the beginning."""
         self.damaged: list[str] = []
         """Messages about newer checkpoints that cannot be used."""
+        self.altered: list[str] = []
+        """Messages about files that are not as the run left them and that it needs no more."""
         self.result: dict[str, Any] | None = None
         """Result of a finished run."""
         self.number = 1 if self._record is None else len(self._record["attempts"]) + 1
@@ -80,7 +104,8 @@ class Attempt:
     @property
     def is_empty(self) -> bool:
         """Whether nothing was computed yet; the config of such a run may still change."""
-        return all(path.name in WITHOUT_NUMBERS or not path.stat().st_size for path in self.folder.iterdir())
+        paths = [self.folder / name for name in names(self.folder) if name not in WITHOUT_NUMBERS]
+        return not any(path.lstat().st_size for path in paths)
 
     @property
     def remark(self) -> str | None:
@@ -107,13 +132,13 @@ class Attempt:
     def start(self, more: Mapping[str, object] | None = None) -> RunLog:
         """Record that the attempt starts, with `more` about the run in run.json; returns the log, which the caller
         rewinds to the checkpoint that the run resumes from."""
-        self.folder.mkdir(parents=True, exist_ok=True)
+        make_folder(self.folder)
         tidy(self.folder)
         now = facts()
         record = self._record or {"format": FORMAT, **now, "identity": self._identity(), "attempts": []}
         record = {**record, **({"algorithm": self._algorithm} if self._algorithm else {})}
         record = {**record, "fingerprints": self._fingerprints, "functions": self._functions, **(more or {})}
-        record["accepted_loss"] = self._accepted_loss
+        record |= {"accepted_loss": self._accepted_loss, "config": self._headed()}
         attempts = list(record["attempts"])
         if attempts:
             attempts[-1].setdefault("ended", "died")
@@ -132,7 +157,7 @@ class Attempt:
         )
         self._record = {**record, "attempts": attempts}
         for name in (RESULT, TRACEBACK):
-            (self.folder / name).unlink(missing_ok=True)
+            remove(self.folder / name)
         self.log.start(self._headed(), self._record)
         self.started = True
         if self._points is not None:
@@ -151,6 +176,8 @@ class Attempt:
             self.log.event(step, "other_code", self.other_code)
         for message in self.lost:
             self.log.event(step, "lost_rows", message)
+        for message in self.altered:
+            self.log.event(step, "altered_file", message)
         for what in others:
             self.log.event(step, "other_software", f"{what}: numbers may differ in their last digits")
         return self.log
@@ -182,7 +209,10 @@ class Attempt:
         """Read what earlier attempts left in the folder, and refuse what does not fit."""
         assert self._record is not None
         refuse_format(self.folder, self._record)
-        before = (self.folder / "config.toml").read_text(encoding="utf-8")
+        if damage := config_damage(self.folder, self._record):
+            self.altered.append(f"{self.folder}: {damage.partition(':')[0]}; it is written again")
+        recorded = self._record.get("config")  # what the run was, whatever config.toml says now
+        before = recorded if isinstance(recorded, str) else read_text(self.folder / "config.toml")
         self._changes = differences(before, self._config_toml)
         for field, what in changed_files(self._record["fingerprints"], self._fingerprints, self._config_toml).items():
             self._changes.setdefault(field, what)
@@ -215,6 +245,10 @@ class Attempt:
         assert self._record is not None
         if self.resume_from is None:
             return
+        self.log.known = known_logs(self.resume_from)
+        self.altered += altered_logs(self.folder, self.resume_from, [name for name in LOGS if name not in NUMBERS])
+        if missing := missing_rollouts(self.folder, self.resume_from):
+            self.altered.append(f"{missing}; training does not need them")
         lost = [f"{self.folder}/{each}" for each in lost_rows(self.folder, self.resume_from)]
         if lost and self._record.get("accepted_loss") != self.resume_from.name:
             if not self._accept_lost:
@@ -235,9 +269,11 @@ class Attempt:
 
     def _finished(self) -> dict[str, Any] | None:
         try:
-            result = json.loads((self.folder / RESULT).read_text())
+            result = read_json(self.folder / RESULT)
         except FileNotFoundError:
             return None
+        except UnsafeFile:
+            raise
         except ValueError:
             self.damaged.append(f"{self.folder / RESULT} cannot be read")
             return None
@@ -245,6 +281,9 @@ class Attempt:
             last, damaged = self.resume_from, self.damaged
         else:  # a stage's checkpoints have no state
             last, damaged = newest_valid(self.folder / CHECKPOINTS)
+        if not isinstance(result, dict):
+            self.damaged.append(f"{self.folder / RESULT} is not as it was written")
+            return None
         whole = "checkpoint" not in result or (last is not None and last.name == result["checkpoint"] and not damaged)
         return result if whole else None
 
@@ -267,6 +306,7 @@ def begin(
 
     Example: with begin(Path("runs/a"), toml.dumps(config)) as attempt: ...
     """
+    refuse_foreign_files(folder)
     existed, attempt = folder.exists(), None
     lock = FolderLock(folder)
     try:

@@ -13,10 +13,13 @@ from typing import Any
 
 from torch import Tensor
 
+from proximo.plain_text import quoted
 from proximo.samplers import Snapshot
+from proximo.storage.opening import as_written, read_json, write_new
 from proximo.tasks import Task
 from proximo.training.learner.named_tensors import read_tensors, write_tensors
 from proximo.training.records import Active, Answered, Collected, DataCursor, Evaluation
+from proximo.training.runfolder.files import NUMBERS
 from proximo.training.runfolder.plain_rollouts import (
     Asked,
     plain_active,
@@ -32,6 +35,8 @@ from proximo.training.runfolder.plain_rollouts import (
 FORMAT = 2
 """Format of a checkpoint's state. 1 numbered its tensors, and is still read."""
 RUN_STATE, OLD_RUN_STATE = "run_state.json", "standing.json"
+MAX_STATE = 4 << 30
+"""Maximum bytes of such a file: rollouts of later steps have all their tokens in it."""
 AHEAD, ACTIVE = "ahead", "active"
 """Names of the files with rollouts of later steps, and with groups in flight; which of those are finished when a
 checkpoint is written differs between equal runs, so they have files of their own."""
@@ -112,27 +117,33 @@ def write_run_state(folder: Path, state: RunState) -> None:
         "parts": dict(state.parts),
         "seconds": state.seconds,
     }
-    (folder / RUN_STATE).write_text(json.dumps(facts) + "\n")
+    write_json(folder / RUN_STATE, facts)
     write_tensors(folder / "random.safetensors", state.tensors)
     write_tensors(folder / "carried.safetensors", routes)
     if state.ahead:
         routes = {}
         later = [plain_collected(each, routes, f"{number}.") for number, each in enumerate(state.ahead)]
-        (folder / f"{AHEAD}.json").write_text(json.dumps(later) + "\n")
+        write_json(folder / f"{AHEAD}.json", later)
         write_tensors(folder / f"{AHEAD}.safetensors", routes)
     if state.active:
         routes = {}
         slots = [plain_active(each, routes) for each in state.active]
-        (folder / f"{ACTIVE}.json").write_text(json.dumps(slots) + "\n")
+        write_json(folder / f"{ACTIVE}.json", slots)
         write_tensors(folder / f"{ACTIVE}.safetensors", routes)
 
 
 def read_run_state(folder: Path, task: Task, seed: int) -> RunState:
     facts = read_facts(folder)
-    if facts["format"] not in (1, FORMAT):
+    if facts.get("format") not in (1, FORMAT):
         raise ValueError(
-            f"{folder} has the format {facts['format']}, this version reads 1 and {FORMAT}: use the other version"
+            f"{folder} has the format {quoted(facts.get('format'))}, this version reads 1 and {FORMAT}: use the other "
+            "version"
         )
+    with as_written(folder / RUN_STATE):
+        return _run_state(folder, facts, task, seed)
+
+
+def _run_state(folder: Path, facts: Mapping[str, Any], task: Task, seed: int) -> RunState:
     asked = Asked(task, seed)
     routes = read_tensors(folder / "carried.safetensors")
     groups = tuple(read_group(each, asked, routes) for each in facts["carried"])
@@ -156,25 +167,38 @@ def read_run_state(folder: Path, task: Task, seed: int) -> RunState:
 
 def _read_ahead(folder: Path, asked: Asked) -> list[Collected]:
     file = folder / f"{AHEAD}.json"
-    stored = json.loads(file.read_text()) if file.exists() else []
+    stored = read_json(file, MAX_STATE) if file.exists() else []
     routes = read_tensors(folder / f"{AHEAD}.safetensors")
     return [read_collected(each, asked, routes, f"{number}.") for number, each in enumerate(stored)]
 
 
 def _read_active(folder: Path, asked: Asked) -> list[Active]:
     file = folder / f"{ACTIVE}.json"
-    stored = json.loads(file.read_text()) if file.exists() else []
+    stored = read_json(file, MAX_STATE) if file.exists() else []
     routes = read_tensors(folder / f"{ACTIVE}.safetensors")
     return [read_active(each, asked, routes) for each in stored]
 
 
+def write_json(path: Path, value: object) -> None:
+    write_new(path, (json.dumps(value) + "\n").encode())
+
+
 def read_facts(folder: Path) -> dict[str, Any]:
-    """A checkpoint's plain values; also reads the file name that earlier versions used."""
+    """A checkpoint's plain values; also reads the file name that earlier versions used. ValueError if they are not as
+    they were written: of a stranger's run they may be anything."""
     file = folder / RUN_STATE
-    return json.loads((file if file.exists() else folder / OLD_RUN_STATE).read_text())
+    facts = read_json(file if file.exists() else folder / OLD_RUN_STATE, MAX_STATE)
+    sizes = facts.get("sizes", {}) if isinstance(facts, dict) else None
+    if not isinstance(sizes, dict) or not all(type(each) is int and each >= 0 for each in sizes.values()):
+        raise ValueError(f"{file} is not as it was written: it has no sizes of logs")
+    if others := sizes.keys() - set(NUMBERS):
+        raise ValueError(f"{file} names {quoted(min(others))}, which is no log of a run: do not use this checkpoint")
+    return facts
 
 
 def read_origin(folder: Path) -> tuple[str, dict[str, int]]:
     """Identity of the run that a checkpoint belongs to, and the recorded sizes of metrics and ledger."""
     facts = read_facts(folder)
-    return facts["run"], facts["sizes"]
+    if not isinstance(run := facts.get("run"), str) or "sizes" not in facts:
+        raise ValueError(f"{folder / RUN_STATE} does not say whose it is")
+    return run, facts["sizes"]

@@ -14,6 +14,7 @@ from proximo.insight.view.files import SCRIPT, STATIC, STYLES, page_files
 from proximo.insight.view.overview import Runs
 from proximo.storage.folders import new_folder
 from proximo.storage.lines import plain
+from proximo.storage.opening import make_folder, write_new
 
 DEFAULT_STEPS = 8
 """Steps of each run that are stored if none are named."""
@@ -47,7 +48,7 @@ def _write_all(
     claims: Sequence[Mapping[str, Any]],
 ) -> dict[str, Any]:
     data = out / "data"
-    data.mkdir(parents=True)
+    make_folder(data)
     index: dict[str, Any] = {
         "made": f"{datetime.now():%Y-%m-%d %H:%M}",
         "listed": listed,
@@ -124,8 +125,8 @@ def _write_page(out: Path) -> None:
     """The page's own files: one script, one style sheet, and a page that names them."""
     files = page_files()
     for name in (SCRIPT, STYLES):
-        (out / name).write_bytes(files[f"/{name}"][0])
-    (out / "icon.svg").write_bytes((STATIC / "icon.svg").read_bytes())
+        write_new(out / name, files[f"/{name}"][0])
+    write_new(out / "icon.svg", (STATIC / "icon.svg").read_bytes())
     page = re.sub(r'(href|src)="/(?:static/)?', r'\1="', files["/"][0].decode())
     policy = f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">\n'
     private = '<meta name="referrer" content="no-referrer">\n'
@@ -144,4 +145,4 @@ def _json(value: Any) -> str:
 
 
 def _write(path: Path, text: str) -> None:
-    path.write_text(text, encoding="utf-8")
+    write_new(path, text.encode())

@@ -1,0 +1,131 @@
+"""Files of run folders are opened in one way: by the functions of storage/opening.py, which trust nothing."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import proximo
+
+SOURCE = Path(proximo.__file__).parent
+METHODS = {
+    *("read_bytes", "read_text", "write_bytes", "write_text", "unlink", "rmdir", "mkdir", "touch"),
+    *("symlink_to", "hardlink_to", "iterdir", "glob", "rglob"),
+}
+"""Methods of Path that follow links, or open whatever is there."""
+FUNCTIONS = {
+    "os": {
+        "open",
+        "truncate",
+        "replace",
+        "rename",
+        "remove",
+        "unlink",
+        "rmdir",
+        "mkdir",
+        "makedirs",
+        "symlink",
+        "link",
+    },
+    "shutil": {"copy", "copy2", "copyfile", "copytree", "move", "rmtree"},
+    "glob": {"glob", "iglob"},
+    "torch": {"load", "save"},
+}
+TABLES = {"ParquetFile": 0, "read_table": 0, "read_schema": 0, "read_metadata": 0, "write_table": 1}
+"""Functions of pyarrow and the place of their file, which must be an open one and called so."""
+TENSORS = {"load_file", "save_file", "safe_open"}
+
+ELSEWHERE = {
+    "bench": "measures in folders of its own",
+    "cli/helping": "pages that ship with the package, written by its maintainers",
+    "data": "files that the user names",
+    "distributed/launching.py": "notes in a temporary folder of its own",
+    "distributed/on_ray.py": "/proc",
+    "distributed/saving.py": "a checkpoint that is being written, in a folder that has just been made",
+    "fleet": "temporary folders of its own",
+    "models": "folders of models",
+    "planning/cluster/published.py": "a page of the documentation, written by its maintainers",
+    "rewards/processes.py": "/proc",
+    "rewards/worker.py": "/proc",
+    "acting/worker.py": "/dev/null",
+    "sandbox": "the cage of a program",
+    "tracking/adapters": "a tracker's own file, in the tracker's own folder",
+    "insight/view/files.py": "the page's own files",
+    "machine.py": "/proc, and readings in the user's own cache",
+    "outside.py": "code that the user names",
+    "serving/server.py": "the page's own files",
+    "toml.py": "a config that the user names; bounded there",
+    "version.py": "this package",
+}
+"""What is no run folder, with what it is; keep it short."""
+LINES = {
+    "cli/__init__.py": ("open(os.devnull",),
+    "door/machines.py": ("folder.glob(",),
+    "insight/charts/pages.py": ("(folder / name)",),  # our own styles
+    "insight/compare/forkserver.py": ("open(os.devnull",),
+    "insight/doctor/damage.py": ("folder.rglob(",),  # stamps alone
+    "insight/report/settings.py": ("facts.run.path.iterdir()",),  # names and sizes alone
+    "insight/view/bundle/writing.py": ("STATIC",),
+    "storage/locks.py": ("os.open(path.parent", "self.path.parent.rmdir()", "/proc/"),
+    "storage/scratch.py": ("tempfile.gettempdir()", "shutil.rmtree("),
+    "tracking/readings.py": ("path.read_text(",),  # /proc
+    "training/learner/named_tensors.py": ("save_file(", "load_file(check_file("),
+    "training/preflight/estimate.py": ("Path(limit).read_text()",),  # /sys
+    "training/runfolder/config_changes.py": ("glob.glob(",),
+    "cli/commands/doctor.py": ('folder.glob("*/run.json")',),  # names alone
+    "door/comparing.py": ("path.iterdir()",),  # names alone, here and below
+    "door/refusing.py": ("path.iterdir()",),
+    "exporting/export.py": ("target.iterdir()",),
+    "exporting/merging.py": ("folder.iterdir()",),
+    "cli/output/static_page.py": ("out.iterdir()", "out.rglob("),
+    "insight/compare/comparison_folder.py": ("self.folder.iterdir()",),
+    "training/runfolder/forking.py": ("folder.iterdir()",),
+    "insight/folder.py": ("folder.iterdir()",),
+    "storage/folders.py": ("folder.rglob(", "os.open(path, os.O_RDONLY | FILE)", "path.rmdir()"),
+    "storage/opening.py": ("os.", "shutil.rmtree(path.name, dir_fd="),
+}
+
+
+def offences(path: Path) -> Iterator[str]:
+    text = path.read_text()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Call) and _opens(node):
+            yield f"{path.relative_to(SOURCE)}:{node.lineno}: {ast.get_source_segment(text, node)}"
+
+
+def _opens(call: ast.Call) -> bool:
+    match call.func:
+        case ast.Name("open"):
+            return True
+        case ast.Name(name) if name in TENSORS:
+            return True
+        case ast.Attribute(ast.Name("pq"), name) if name in TABLES:
+            place = TABLES[name]
+            return len(call.args) <= place or not isinstance(each := call.args[place], ast.Name) or each.id != "file"
+        case ast.Attribute(ast.Name(module), name) if module in FUNCTIONS:
+            return name in FUNCTIONS[module]
+        case ast.Attribute(_, "open"):
+            return bool(call.args) and isinstance(call.args[0], ast.Constant)
+        case ast.Attribute(_, "replace" | "rename"):
+            return len(call.args) == 1 and not call.keywords
+        case ast.Attribute(_, name):
+            return name in METHODS
+    return False
+
+
+def test_files_of_run_folders_are_opened_in_one_way():
+    wrong = []
+    for path in sorted(SOURCE.rglob("*.py")):
+        name = path.relative_to(SOURCE).as_posix()
+        if any(name == known or name.startswith(f"{known}/") for known in ELSEWHERE):
+            continue
+        wrong += [each for each in offences(path) if not any(known in each for known in LINES.get(name, ()))]
+    assert wrong == [], "use storage/opening.py: " + "\n".join(wrong)
+
+
+def test_exceptions_are_needed():
+    for name in ELSEWHERE:
+        files = [SOURCE / name] if name.endswith(".py") else sorted((SOURCE / name).rglob("*.py"))
+        assert any(each for file in files for each in offences(file)), f"{name} needs no exception any more"
+    for name, lines in LINES.items():
+        found = list(offences(SOURCE / name))
+        assert [line for line in lines if not any(line in each for each in found)] == [], name
