@@ -194,7 +194,7 @@ def test_every_bad_example_is_reported(tmp_path: Path):
         "13: turn 4 is empty",
         "14: messages is a text: give a list of messages with role and content, or ",
         "15: messages is []: give a text, or a list of messages with role and con",
-        '16: the prompt is "half a pair \ud800": give a text, or a list of messages wit',
+        "16: not JSON, a text has half of a surrogate pair, \\ud800: remove it",
     ]
     assert_said(read_examples, rows, tmp_path / "x.jsonl", beginnings)
 

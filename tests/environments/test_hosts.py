@@ -5,6 +5,7 @@ import re
 import resource
 import socket
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 from proximo.acting import hosts
@@ -73,3 +74,16 @@ def test_an_episode_that_dies_before_it_reads_what_it_was_asked_takes_no_other_a
     finally:
         for each in (pairs[0][0], *pairs[1]):
             each.close()
+
+
+def test_an_environment_that_stops_its_parent_holds_nobody_up():
+    """Under a limit of two seconds each step took half a minute more."""
+    host = ProcessHost(replace(PICKY, environment="tests.environments.worlds:Stopping", seconds=2.0))
+    [([number, other], _)] = host.start([2], [RESET])
+    for replies in (("a", "a"), ("a", "b")):
+        steps = [
+            (each, {"do": "step", "reply": reply, "seed": 1})
+            for each, reply in zip((number, other), replies, strict=True)
+        ]
+        assert host.ask(steps) == [{"done": True, "reward": 1.0}] * 2
+    host.close()

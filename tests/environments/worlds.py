@@ -3,6 +3,7 @@
 import asyncio
 import os
 import random
+import signal
 import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -126,6 +127,21 @@ class Picky(Environment):
     def step(self, reply: str) -> Done:
         if reply == "b":
             time.sleep(100)
+        return Done(1.0)
+
+
+class Stopping(Environment):
+    """Stops the process that it was forked from, and with `b` that one's keeper first."""
+
+    def reset(self, problem: dict[str, Any]) -> None:
+        pass
+
+    def step(self, reply: str) -> Done:
+        parent = os.getppid()
+        if reply == "b":
+            keeper = Path(f"/proc/{parent}/stat").read_text().rpartition(")")[2].split()[1]
+            os.kill(int(keeper), signal.SIGSTOP)
+        os.kill(parent, signal.SIGSTOP)
         return Done(1.0)
 
 

@@ -241,10 +241,23 @@ def test_what_the_hub_sends_is_looked_at_too(folder, monkeypatch):
 
 
 def test_links_into_a_cache_are_followed(model, tmp_path):
-    """As the hub's cache has them."""
+    """As the hub's cache has them; any other link may lead to a secret, or to a device without an end."""
+    blobs, snapshot = tmp_path / "repo" / "blobs", tmp_path / "repo" / "snapshots" / "abc"
+    blobs.mkdir(parents=True)
+    snapshot.mkdir(parents=True)
     for file in model.iterdir():
-        (tmp_path / file.name).symlink_to(file)
-    load_model(str(tmp_path))
+        shutil.copy(file, blobs / file.name)
+        (snapshot / file.name).symlink_to(f"../../blobs/{file.name}")
+    load_model(str(snapshot))
+    load_tokenizer(str(snapshot))
+    (tmp_path / "link").symlink_to(snapshot)
+    load_model(str(tmp_path / "link"))  # what the user typed may be one
+    for target in ("/dev/zero", str(model / "config.json")):
+        (snapshot / "config.json").unlink()
+        (snapshot / "config.json").symlink_to(target)
+        for load_it in LOADERS:
+            with pytest.raises(ValueError, match="config.json cannot be read: .* is a symbolic link"):
+                load_it(str(snapshot))
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "../weights", "tiny-arithmetic/../tiny-arithmetic"])

@@ -15,9 +15,10 @@ import pytest
 from proximo import presets, toml
 from proximo.rewards import GraderFailed, Judge
 from proximo.rewards.grading import Grading
-from proximo.rewards.judges import session
+from proximo.rewards.judges import session, verdicts
 from proximo.rewards.judges.asking import request
 from proximo.rewards.judges.cache import Verdicts
+from proximo.rewards.judges.session import Limits, Server
 from proximo.rewards.judges.verdicts import as_data, asked, read
 from proximo.training.preflight.preflight import preflight
 from proximo.training.reward_mix import RewardMix, WeightedRule
@@ -130,6 +131,51 @@ def test_what_is_judged_cannot_leave_its_place(marker: str):
 def test_reading_a_reply(reply: str, score: float | None):
     found = read(reply)
     assert found == score or (found != found and score != score)
+
+
+def test_a_reply_made_to_be_read_slowly_is_read_a_few_times_at_most(monkeypatch):
+    """Objects that begin and never end: each beginning was read to the end of the reply, or to Python's limit."""
+    read_in_all, decoder = 0, verdicts._DECODER
+
+    class Counting(json.JSONDecoder):
+        def raw_decode(self, s: str, idx: int = 0):
+            nonlocal read_in_all
+            try:
+                return decoder.raw_decode(s, idx)
+            except json.JSONDecodeError as error:
+                read_in_all += error.pos
+                raise
+            except RecursionError:
+                read_in_all += len(s)
+                raise
+
+    monkeypatch.setattr(verdicts, "_DECODER", Counting())
+    slow = [
+        '{"a":[' * 100_000,
+        '{"a":["x",{"b":2},' * 20_000,
+        '{"a"' * 100_000,
+        '{"a":[' + "[" * 900 + '{"a":1,' * 50_000,
+    ]
+    for reply in slow:
+        read_in_all = 0
+        assert read(reply) is None
+        assert read_in_all <= 40 * len(reply) + (2 << 20)
+
+
+def test_pieces_that_begin_like_objects_hide_no_verdict():
+    assert read('It has {"x" and \\frac{1}{2} ' * 40 + verdict(7)) == 7.0
+    assert read('{"score": ' + "1" * 5000 + "}") == math.inf
+
+
+def test_a_count_of_thousands_of_digits_is_no_count(server: JudgeServer, grading):
+    """Their sum ended the run where it was written down."""
+    session_of = session.Session(Server(server.url, "m", "", 10, {}), Limits(1, 1, 1, 1), (0, 1), None, grading.usage)
+    for number in (int("9" * 4300), -1, True, 1 << 40):
+        assert session_of._count({"usage": {"prompt_tokens": number, "completion_tokens": 3}}, 0.5) == {
+            "seconds": 0.5,
+            "completion_tokens": 3,
+        }
+    json.dumps(grading.usage.take())
 
 
 @pytest.mark.parametrize("reply", ["no idea", verdict(11), verdict(-1), '{"score": NaN}', "", '{"choices": 3}'])

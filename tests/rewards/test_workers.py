@@ -512,3 +512,9 @@ def test_output_keeps_its_beginning_and_its_end():
 def test_plain_text_is_one_safe_line():
     assert plain("a\nb\tc\x1b[2J\u202ed\x00") == "a b c�[2J�d�"
     assert plain("x" * 600) == "x" * 250 + " … " + "x" * 250
+
+
+def test_what_a_worker_says_of_its_memory_may_be_any_number():
+    """One of thousands of digits was an OverflowError in the trainer, and `true` was a byte."""
+    for number, bytes_of in ((10**4000, 0), (-5, 0), (True, 0), (None, 0), (1 << 20, 1 << 20)):
+        assert workers._whole(number) == bytes_of

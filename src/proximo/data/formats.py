@@ -1,11 +1,17 @@
-"""Files of rows: JSONL, JSON, Parquet, CSV, TSV and Arrow, each as (place, values) pairs."""
+"""Files of rows: JSONL, JSON, Parquet, CSV, TSV and Arrow, each as (place, values) pairs.
+
+A file may come from a stranger: its rows, and what they take in memory, are bounded before they are made.
+"""
 
 import csv
 import io
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, BinaryIO, Protocol
+
+from proximo.storage.opening import open_file, without_links
 
 Placed = tuple[str, Any]
 """File and row, for messages, and the row's values."""
@@ -17,68 +23,117 @@ class Noting(Protocol):
         ...
 
 
-def read_file(path: str, mistakes: Noting) -> list[Placed]:
-    """All rows of a file, whatever they hold; OSError says why a file cannot be read, `mistakes` which rows."""
-    match Path(path).suffix:
-        case ".jsonl":
-            return list(_lines(path, _text(path), mistakes))
-        case ".json":
-            return _json(path, mistakes)
-        case ".csv" | ".tsv":
-            return _csv(path, mistakes)
-        case ".parquet":
-            return _numbered(path, _parquet(path))
-        case ".arrow":
-            return _numbered(path, _arrow(path))
-        case suffix:
-            raise OSError(f"{suffix or 'no suffix'} is not a known format, use {', '.join(FORMATS)}")
-
-
 FORMATS = (".jsonl", ".json", ".parquet", ".csv", ".tsv", ".arrow")
 SEPARATORS = (",", ";", "\t")
 """What may separate the values of a table that is text."""
+MAX_ROWS = 5_000_000
+"""Rows of a file; each is kept in memory, with about a thousand bytes."""
+MAX_VALUES = 1 << 26
+"""Values of a Parquet or Arrow file, those in lists counted one by one."""
+MAX_BYTES = 4 << 30
+"""Bytes of a file's values, or of a file of text."""
+MAX_ROW = 64 << 20
+"""Bytes of a row of text. The tests of one programming problem have some megabytes."""
+_HALF = re.compile(rb"\\u[dD][89a-fA-F]")
+"""May be half of a surrogate pair, as JSON can spell it."""
 
 
-def _text(path: str) -> bytes:
-    data = Path(path).read_bytes().removeprefix(b"\xef\xbb\xbf")
-    if data.startswith((b"\xff\xfe", b"\xfe\xff")):
-        raise OSError("it is UTF-16: save it as UTF-8")
-    return data
+def read_file(path: str, mistakes: Noting) -> list[Placed]:
+    """All rows of a file, whatever they hold; OSError says why a file cannot be read, `mistakes` which rows."""
+    readers = {".jsonl": _jsonl, ".json": _json, ".csv": _csv, ".tsv": _csv, ".parquet": _parquet, ".arrow": _arrow}
+    suffix = Path(path).suffix
+    if suffix not in readers:
+        raise OSError(f"{suffix or 'no suffix'} is not a known format, use {', '.join(FORMATS)}")
+    with open_file(without_links(path)) as file:
+        if (size := file.seek(0, io.SEEK_END)) > MAX_BYTES:
+            raise OSError(
+                f"it has {size >> 20:,} MiB, more than the {MAX_BYTES >> 20:,} MiB that are read: give a part"
+            )
+        file.seek(0)
+        return readers[suffix](path, file, mistakes)
 
 
-def _lines(path: str, data: bytes, mistakes: Noting) -> Iterator[Placed]:
-    # Split at line feeds only: a JSON string may contain other line separators unescaped.
-    for number, line in enumerate(data.split(b"\n"), start=1):
-        if line.strip():
+# Text
+
+
+def _jsonl(path: str, file: BinaryIO, mistakes: Noting) -> list[Placed]:
+    """One row to a line. Lines end at line feeds only: a JSON string may contain other separators unescaped."""
+    rows: list[Placed] = []
+    for number, line in enumerate(_lines(file), start=1):
+        place = f"{path}:{number}"
+        if len(line) > MAX_ROW:
+            mistakes.add(place, f"more than {MAX_ROW >> 20} MiB in one line: shorten it")
+        elif line.strip():
             try:
-                yield f"{path}:{number}", json.loads(line.decode())
+                rows.append((place, _value(line)))
             except UnicodeDecodeError as error:
-                mistakes.add(f"{path}:{number}", f"not UTF-8, {error.reason} at byte {error.start}")
+                mistakes.add(place, f"not UTF-8, {error.reason} at byte {error.start}")
             except json.JSONDecodeError as error:
-                mistakes.add(f"{path}:{number}", f"not JSON, {error.msg} at column {error.colno}")
+                mistakes.add(place, f"not JSON, {error.msg} at column {error.colno}")
             except (ValueError, RecursionError) as error:
-                mistakes.add(f"{path}:{number}", f"not JSON, {error}")
+                mistakes.add(place, f"not JSON, {error}")
+        if number > MAX_ROWS:
+            raise OSError(f"it has more than {MAX_ROWS:,} lines: give a part of them")
+    return rows
 
 
-def _json(path: str, mistakes: Noting) -> list[Placed]:
+def _lines(file: BinaryIO) -> Iterator[bytes]:
+    """Lines of a file in UTF-8; of one that is too long, its beginning."""
+    _check_marks(file)
+    while line := file.readline(MAX_ROW + 1):
+        yield line
+        while not line.endswith(b"\n") and len(line) > MAX_ROW:
+            line = file.readline(MAX_ROW + 1)
+
+
+def _check_marks(file: BinaryIO) -> None:
+    """Pass over the mark that some programs put before UTF-8."""
+    first = file.read(3)
+    if first.startswith((b"\xff\xfe", b"\xfe\xff")):
+        raise OSError("it is UTF-16: save it as UTF-8")
+    if first != b"\xef\xbb\xbf":
+        file.seek(0)
+
+
+def _value(text: bytes) -> Any:
+    """A value of JSON in which every text can be encoded: half of a surrogate pair is none, and no tokenizer takes
+    it."""
+    value = json.loads(text.decode())
+    if _HALF.search(text):
+        try:
+            json.dumps(value, ensure_ascii=False).encode()
+        except UnicodeEncodeError as error:
+            half = error.object[error.start]
+            raise ValueError(f"a text has half of a surrogate pair, {ascii(half)[1:-1]}: remove it") from None
+    return value
+
+
+def _json(path: str, file: BinaryIO, mistakes: Noting) -> list[Placed]:
     """A list of objects; many files of this name are JSONL, and are read as such."""
-    data = _text(path)
+    _check_marks(file)
+    start = file.tell()
     try:
-        found = json.loads(data.decode())
+        value = _value(file.read())
     except json.JSONDecodeError as error:
         if error.msg == "Extra data":  # a second document follows the first
-            return list(_lines(path, data, mistakes))
+            file.seek(start)
+            return _jsonl(path, file, mistakes)
         raise OSError(f"not JSON, {error.msg} in line {error.lineno}, column {error.colno}") from error
     except (ValueError, RecursionError) as error:
         raise OSError(f"not JSON, {error}") from error
-    return _numbered(path, found if isinstance(found, list) else [found])
+    rows = value if isinstance(value, list) else [value]
+    if len(rows) > MAX_ROWS:
+        raise OSError(f"it has {len(rows):,} rows, more than the {MAX_ROWS:,} that are read: give a part of them")
+    return [(f"{path}, row {number}", row) for number, row in enumerate(rows, start=1)]
 
 
-def _csv(path: str, mistakes: Noting) -> list[Placed]:
+def _csv(path: str, file: BinaryIO, mistakes: Noting) -> list[Placed]:
     """The first line names the columns and shows what separates them; all values are text, and an empty one is
     None."""
+    _check_marks(file)
+    longest = csv.field_size_limit(MAX_ROW)
     try:
-        text = _text(path).decode()
+        text = file.read().decode()
         # Without translated line ends, which a quoted text may hold.
         lines = csv.reader(io.StringIO(text, newline=""), delimiter=_separator(path, text), strict=True)
         columns = next(lines, [])
@@ -90,8 +145,12 @@ def _csv(path: str, mistakes: Noting) -> list[Placed]:
                 rows.append((f"{path}, row {number}", {n: v or None for n, v in zip(columns, values, strict=True)}))
             elif values:
                 mistakes.add(f"{path}, row {number}", f"{len(values)} values for {len(columns)} columns")
+            if number > MAX_ROWS:
+                raise OSError(f"it has more than {MAX_ROWS:,} rows: give a part of them")
     except (UnicodeDecodeError, csv.Error) as error:
         raise OSError(f"not CSV in UTF-8, {error}") from error
+    finally:
+        csv.field_size_limit(longest)
     return rows
 
 
@@ -103,30 +162,63 @@ def _separator(path: str, text: str) -> str:
     return next((each for each in SEPARATORS if len(next(csv.reader([header], delimiter=each), [])) > 1), ",")
 
 
-def _parquet(path: str) -> list[Any]:
+# Tables
+
+
+def _parquet(path: str, file: BinaryIO, mistakes: Noting) -> list[Placed]:
     # Imported late, because only these formats need it.
-    from pyarrow import ArrowException, parquet
+    from proximo.storage.parquet import open_parquet
 
     try:
-        return parquet.ParquetFile(path).read().to_pylist()
-    except ArrowException as error:
-        raise OSError(f"not Parquet: {error}") from error
+        return _numbered(path, open_parquet(file, _limits()).iter_batches(use_threads=False))
+    except ValueError as error:
+        raise OSError(str(error)) from error
 
 
-def _arrow(path: str) -> list[Any]:
+def _arrow(path: str, file: BinaryIO, mistakes: Noting) -> list[Placed]:
     """Arrow's file format, or its stream format, which Hugging Face's `save_to_disk` writes."""
-    from pyarrow import ArrowException, ArrowInvalid, ipc, memory_map
+    from proximo.storage.arrow import arrow_batches
 
     try:
-        with memory_map(path) as source:
-            try:
-                return ipc.open_file(source).read_all().to_pylist()
-            except ArrowInvalid:
-                source.seek(0)
-                return ipc.open_stream(source).read_all().to_pylist()
-    except ArrowException as error:
-        raise OSError(f"not Arrow: {error}") from error
+        return _numbered(path, arrow_batches(file, _limits()))
+    except ValueError as error:
+        raise OSError(str(error)) from error
 
 
-def _numbered(path: str, rows: list[Any]) -> list[Placed]:
-    return [(f"{path}, row {number}", row) for number, row in enumerate(rows, start=1)]
+def _limits() -> Any:
+    from proximo.storage.parquet import Limits
+
+    return Limits(MAX_ROWS, MAX_VALUES, MAX_BYTES)
+
+
+def _numbered(path: str, batches: Any) -> list[Placed]:
+    """The rows of all batches."""
+    from pyarrow import ArrowException
+
+    rows: list[Placed] = []
+    try:
+        for batch in batches:
+            batch.validate(full=True)
+            names = batch.schema.names
+            columns = [_column(name, column) for name, column in zip(names, batch.columns, strict=True)]
+            lists = zip(*columns, strict=True) if columns else iter([()] * batch.num_rows)
+            rows += (
+                (f"{path}, row {n}", dict(zip(names, row, strict=True))) for n, row in enumerate(lists, len(rows) + 1)
+            )
+    except (ArrowException, MemoryError) as error:
+        raise OSError(f"it is damaged: {str(error).partition(chr(10))[0][:300]}") from error
+    return rows
+
+
+def _column(name: str, column: Any) -> list[Any]:
+    """A column's values; one that is numbers of a few values makes each of these once."""
+    try:
+        if not hasattr(column, "dictionary"):
+            return column.to_pylist()
+        known = column.dictionary.to_pylist()
+        return [None if number is None else known[number] for number in column.indices.to_pylist()]
+    except (ValueError, OverflowError, LookupError, TypeError) as error:  # a date that Python does not have, and such
+        reason = str(error).partition("\n")[0][:200]
+        raise OSError(
+            f"its column {name[:100]!r}, of type {str(column.type)[:100]}, cannot be read: {reason}"
+        ) from error

@@ -13,6 +13,7 @@ from fnmatch import fnmatch
 from pathlib import Path, PurePosixPath
 
 from proximo.data.formats import FORMATS
+from proximo.storage.opening import blob_of
 
 _HUB = re.compile(r"(?P<repo>[A-Za-z0-9][\w.-]*/[\w.-]+)(@(?P<revision>[\w./-]+))?(:(?P<inside>.+))?", re.ASCII)
 SECONDS = 10.0
@@ -61,15 +62,27 @@ def data_files(path: str, field: str) -> list[str]:
         root, names = _on_hub(hub, field)
         inside = _inside(names, hub.inside)
         files = {str(replace(hub, inside=name)): os.path.join(root, name) for name in inside}
-        return [files[name] for name in _one_kind(files, path, field)] or _refuse_none(path, field)
+        chosen = [files[name] for name in _one_kind(files, path, field)] or _refuse_none(path, field)
+        return _without_strangers(chosen, field)
     if Path(path).is_dir():
         found = [str(file) for file in sorted(Path(path).rglob("*")) if _is_data(file.relative_to(path))]
-        return _one_kind(found, path, field) or _refuse_none(path, field)
+        return _without_strangers(_one_kind(found, path, field) or _refuse_none(path, field), field)
     if glob.has_magic(path) and not Path(path).exists():
-        return sorted(glob.glob(path)) or _refuse_none(path, field)
-    if not Path(path).is_file():
+        return _without_strangers(sorted(glob.glob(path)) or _refuse_none(path, field), field)
+    if not Path(path).exists():
         raise ValueError(f"{field} is {path!r}: there is no such file")
     return [path]
+
+
+def _without_strangers(paths: list[str], field: str) -> list[str]:
+    """The files of a folder, a pattern or a data set. A link there is nobody's wish, and may lead to a secret; only in
+    a Hugging Face cache it leads to the file itself."""
+    for path in paths:
+        try:
+            blob_of(Path(path))
+        except OSError as error:
+            raise ValueError(f"{field}: {error}") from None
+    return paths
 
 
 def split_patterns(path: str, field: str) -> tuple[str, list[str]]:

@@ -1,9 +1,11 @@
 """Rows of data files, and what is wrong with them."""
 
+import gc
 import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
@@ -18,6 +20,10 @@ _SHOWN = 20
 """Mistakes, or columns, listed in full in an error message."""
 _ALIKE = 3
 """Rows named individually that share a mistake."""
+_SORTED = 50_000
+"""Mistakes that are looked at for that: a file of millions of bad rows takes no minute to be refused."""
+MAX_TEXT = 16 << 20
+"""Characters of a prompt or a completion: millions of tokens. A longer text takes gigabytes to be split into tokens."""
 
 
 class Mistakes:
@@ -38,15 +44,18 @@ class Mistakes:
 
     def __str__(self) -> str:
         """A mistake that many rows share (apart from its numbers) is printed once, with an example and a count."""
-        counts, told, lines = Counter(map(_kind, self._found)), set[str](), []
-        for found in sorted(self._found, key=lambda found: _numbered(found[0])):
+        shown = self._found[:_SORTED]
+        counts, told, lines = Counter(map(_kind, shown)), set[str](), []
+        for found in sorted(shown, key=lambda found: _numbered(found[0])):
             kind, line = _kind(found), ": ".join(found)
             if counts[kind] <= _ALIKE:
                 lines.append(line)
             elif kind not in told:
                 lines.append(f"{line} (and {counts[kind] - 1} more rows like it)")
                 told.add(kind)
-        more = [f"and {len(lines) - _SHOWN} more"] if len(lines) > _SHOWN else []
+        unsorted = len(self._found) - len(shown)
+        more = [f"and {len(lines) + unsorted - _SHOWN} more"] if len(lines) > _SHOWN else []
+        more += [f"and {unsorted} more"] if unsorted and not more else []
         return "\n".join([*lines[:_SHOWN], *more])
 
     def add(self, place: str, what: str) -> None:
@@ -122,18 +131,35 @@ def check_share(held_out: float | str, field: str, *, may_be_all: bool = False) 
 
 def read_rows(path: str, mistakes: Mistakes, *, field: str = "data.path") -> list[Row]:
     """Read every row that is an object; `field` is the config field named in errors."""
-    rows = []
+    rows: list[Row] = []
     for file in data_files(path, field):
-        try:
-            found = read_file(file, mistakes)
-        except OSError as error:
-            raise ValueError(f"{field} is {file!r}: it cannot be read, {error}") from error
-        for place, values in found:
-            if isinstance(values, Mapping):
-                rows.append(Row(place, values))
-            else:
-                mistakes.add(place, f"{shortened(values)} is not an object with columns: write one object to a line")
+        with _no_collection():
+            rows += _rows_of(file, mistakes, field)
     return rows
+
+
+def _rows_of(file: str, mistakes: Mistakes, field: str) -> Iterator[Row]:
+    try:
+        found = read_file(file, mistakes)
+    except OSError as error:
+        raise ValueError(f"{field} is {file!r}: it cannot be read, {error}") from error
+    for place, values in found:
+        if isinstance(values, Mapping):
+            yield Row(place, values)
+        else:
+            mistakes.add(place, f"{shortened(values)} is not an object with columns: write one object to a line")
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Without looking for garbage: among millions of new rows, none of which is any, that takes half of the time."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 def refuse_absent(rows: Sequence[Row], columns: Sequence[str], data: str, field: str) -> None:
@@ -164,9 +190,9 @@ def _columns(rows: Sequence[Row]) -> list[str]:
 def read_prompt(value: Any, name: str = "the prompt") -> Prompt:
     """Read a text or a list of messages; `name` is its name in errors."""
     if is_text(value) and value:
-        return _without_nul(value, name)
+        return _sound(value, name)
     if isinstance(value, list) and value and all(_is_message(message) for message in value):
-        _without_nul("".join(message["content"] for message in value), name)
+        _sound("".join(message["content"] for message in value), name)
         # Parquet fills a key that only some messages have with None.
         return tuple({key: text for key, text in message.items() if text is not None} for message in value)
     raise ValueError(f"{name} is {shortened(value)}: give a text, or a list of messages with role and content")
@@ -180,11 +206,14 @@ def read_completion(value: Any, column: str) -> str:
         raise ValueError(f"{column} is {shortened(value)}: give a text, or a list of one message by the assistant")
     if not value.strip():
         raise ValueError(f"{column} is empty")
-    return _without_nul(value, column)
+    return _sound(value, column)
 
 
-def _without_nul(text: str, name: str) -> str:
-    """Refuse NUL characters: many programs end a text there, so what is graded would not be what was read."""
+def _sound(text: str, name: str) -> str:
+    """Refuse a text that is too long for any model, and NUL characters: many programs end a text there, so what is
+    graded would not be what was read."""
+    if len(text) > MAX_TEXT:
+        raise ValueError(f"{name} has {len(text):,} characters, more than the {MAX_TEXT:,} that are read: shorten it")
     if "\0" in text:
         raise ValueError(f"{name} has a NUL character, its {text.index(chr(0)) + 1}th: remove it")
     return text
@@ -206,5 +235,11 @@ def _is_message(message: Any) -> bool:
 
 
 def shortened(value: Any) -> str:
-    text = json.dumps(value, ensure_ascii=False, default=str)
+    """The beginning of a value as JSON, for messages; of a huge one no more than that is spelled out."""
+    if isinstance(value, str | list):
+        value = value[:60]
+    try:
+        text = json.dumps(value, ensure_ascii=False, default=str)
+    except (TypeError, ValueError, RecursionError):  # keys that JSON does not have, as a Parquet file's map may
+        text = str(type(value).__name__)
     return text if len(text) <= 60 else text[:57] + "..."

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from proximo import explain, toml
 from proximo.algorithms import Algorithm, UnusualChoice
@@ -24,7 +23,6 @@ from proximo.insight.report.facts import STAGES
 from proximo.models import load_tokenizer
 from proximo.models.model_types import PreTrainedModel, PreTrainedTokenizerBase
 from proximo.models.shipped import resolve
-from proximo.storage.opening import open_file
 from proximo.tasks import Arithmetic
 from proximo.training.config import RunConfig
 from proximo.training.offline.dpo import DpoConfig
@@ -34,6 +32,7 @@ from proximo.training.offline.sft import SftConfig
 from proximo.training.records import Answered, Evaluation
 from proximo.training.rl.result import RunResult
 from proximo.training.runfolder.files import EVENTS, METRICS
+from proximo.training.runfolder.rollout_files import read_columns
 
 HELD_OUT = "held_out/"
 
@@ -114,8 +113,7 @@ class OpenedRun:
         Example: run.rollouts(step=12).select(["prompt", "text", "reward"]).to_pylist()[0]
         """
         self._folder.step(step)  # whole and of this version, or refused
-        with open_file(self._folder.step_file(step)) as file:
-            return pq.read_table(file)
+        return read_columns(self._folder.step_file(step))
 
     def events(self) -> list[dict[str, Any]]:
         """What happened on the way, in order: resumes, findings, unscored completions, changed fields."""

@@ -8,15 +8,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from proximo.health import Finding, watched
 from proximo.health.history import number
 from proximo.insight.doctor.verdict import Verdict, judge
 from proximo.insight.folder import RunFolder, State
-from proximo.storage.opening import open_file
 from proximo.training.rl.progress import BARS
 from proximo.training.runfolder.files import EVENTS, METRICS
+from proximo.training.runfolder.rollout_files import rollouts
 
 CURVES = (
     ("held-out accuracy", "held_out/accuracy", True),
@@ -133,8 +132,7 @@ def _sample(run: RunFolder) -> Sample | None:
     """The last completion of the newest stored step that can be read."""
     for step in reversed(run.steps()[-2:]):  # the newest file may be in the middle of being written
         try:
-            with open_file(run.step_file(step)) as file:
-                stored = pq.ParquetFile(file)
+            with rollouts(run.step_file(step)) as stored:
                 table = stored.read_row_group(stored.num_row_groups - 1, columns=["prompt", "text", "outcome"])
             [last] = table.slice(table.num_rows - 1).to_pylist()
         except (OSError, ValueError, pa.ArrowException):

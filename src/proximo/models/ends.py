@@ -1,9 +1,9 @@
 """Tokens that end a completion: the tokenizer's, and those that a model's own files name. Models of conversations often
 have two, since their chat template closes a turn with a token of its own."""
 
-import json
 from typing import Any
 
+from proximo.models.inspecting import json_object
 from proximo.models.loading import base_of, opened, read_config
 from proximo.models.model_types import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -20,7 +20,7 @@ def declared_ends(path: str) -> frozenset[int]:
     base = base_of(path)
     folder = opened(base, weights=False)
     file = folder / "generation_config.json"
-    declared = json.loads(file.read_text()).get("eos_token_id") if file.is_file() else None
+    declared = json_object(file).get("eos_token_id") if file.is_file() else None
     if declared is None and (folder / "config.json").is_file():  # else loading the model will say what is missing
         declared = getattr(read_config(base), "eos_token_id", None)
     return _numbers(declared)
@@ -30,4 +30,7 @@ def _numbers(tokens: Any) -> frozenset[int]:
     """Of one token, of several, or of None."""
     if tokens is None:
         return frozenset()
-    return frozenset({tokens} if isinstance(tokens, int) else map(int, tokens))
+    several = tokens if isinstance(tokens, list | tuple) else [tokens]
+    if not all(type(each) is int and each >= 0 for each in several):
+        raise ValueError(f"eos_token_id is {str(tokens)[:100]!r} in the model's files: give a token, or a list of them")
+    return frozenset(several)

@@ -2,11 +2,15 @@
 
 import json
 import math
+import os
+import re
 import struct
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeGuard
+
+from proximo.storage.opening import blob_of, open_file, read_file, without_links
 
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 """Opening one may run whatever its author wrote into it."""
@@ -18,20 +22,33 @@ ELSEWHERE = ("configuration_files", "fast_tokenizer_files", "attribute_map")
 KERNELS = ("attn_implementation", "_attn_implementation", "experts_implementation", "_experts_implementation")
 """Keys that, with a slash in their value, name compiled code to be fetched."""
 
+READ = (".json", ".jinja", ".txt", ".model", ".tiktoken", ".bpe")
+"""Suffixes of texts that are read whole."""
 _VOCABULARIES = ("tokenizer.json", "vocab.json", "added_tokens.json", "tekken.json")
 """Their keys are tokens, and mean nothing."""
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 ADAPTER, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 MAX_HEADER = 100_000_000
 """Bytes; the format's own limit."""
-MAX_CONFIG = 10_000_000
+MAX_CONFIG, MAX_TEXT = 1 << 20, 64 << 20
+"""Bytes of a config, and of a vocabulary or an index: the largest that there are have half of that."""
+MAX_PARTS = 20_000
+"""Layers, heads, experts: no model has as many."""
+MAX_NUMBER = 1 << 40
+"""Any number of a config: beyond it a number is no size, and some that are none end what computes with them."""
+MAX_TENSORS = 500_000
+"""Tensors of a file of weights."""
+_PARTS = re.compile(r"layer|head|expert|depth|stage", re.IGNORECASE)
+"""In the keys of numbers that say how many parts of a kind are built."""
+_TEMPLATES = "additional_chat_templates"
+"""Folder whose files are chat templates."""
 _BITS = {"BOOL": 8, "U8": 8, "I8": 8, "U16": 16, "I16": 16, "F16": 16, "BF16": 16, "U32": 32, "I32": 32, "F32": 32}
 _BITS |= {"U64": 64, "I64": 64, "F64": 64, "C64": 64, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8}
 
 
 def inspect(folder: Path, *, weights: bool) -> None:
     """A ValueError with everything that forbids opening the folder; the weights' files only where they are wanted."""
-    problems = [*_configs(folder), *(_weights(folder) if weights else ())]
+    problems = [*_strange_files(folder)] or [*_configs(folder), *(_weights(folder) if weights else ())]
     if problems:
         raise ValueError("\n".join(f"path {str(folder)!r}: {problem}" for problem in problems))
 
@@ -67,9 +84,59 @@ def dtypes(folder: Path) -> set[str]:
 def _header(file: Path) -> tuple[Any, int]:
     """A safetensors file's header, and the bytes behind it."""
     size = file.stat().st_size
-    with file.open("rb") as opened:
+    with open_file(_real(file)) as opened:
         length = _header_length(opened.read(8), size)
         return json.loads(opened.read(length).decode(), object_pairs_hook=_without_duplicates), size - 8 - length
+
+
+def _real(file: Path) -> Path:
+    """Where a file is: the folder that the user named may be reached through links, and the hub's cache has links."""
+    return blob_of(without_links(file.parent) / file.name)
+
+
+def largest(folder: Path) -> int:
+    """Values in all weights of a folder that `inspect` let pass."""
+    files = (tensors(file) for file in sorted(folder.glob("*.safetensors")))
+    return sum(math.prod(shape) for shapes in files for shape in shapes.values())
+
+
+def json_object(file: Path, limit: int = MAX_CONFIG) -> dict[str, Any]:
+    """The object in a JSON file; a ValueError, in one line, where it holds none."""
+    try:
+        value = json.loads(read_file(_real(file), limit))
+    except OSError as error:
+        raise ValueError(f"{file.name} cannot be read: {error.strerror or error}") from error
+    except (ValueError, RecursionError) as error:
+        where = f", line {error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
+        raise ValueError(f"{file.name} is not JSON{where}: fetch or save it again") from None
+    if not isinstance(value, dict):
+        raise ValueError(f"{file.name} is not a JSON object: fetch or save it again")
+    return value
+
+
+# Files
+
+
+def _strange_files(folder: Path) -> Iterator[str]:
+    """What a library that opens the folder could not read, or should not: all but files and folders, links other than
+    those of a Hugging Face cache, and texts without an end."""
+    for file in [*folder.iterdir(), *_inside(folder / _TEMPLATES)]:
+        try:
+            target = _real(file)
+            if target.is_dir() and not target.is_symlink():
+                continue
+            with open_file(target) as opened:
+                size = os.fstat(opened.fileno()).st_size
+        except OSError as error:
+            yield f"{file.name} cannot be read: {error.strerror or error}"
+            continue
+        limit = MAX_CONFIG if file.name.endswith(("config.json", ".jinja")) else MAX_TEXT
+        if size > limit and file.suffix in READ:
+            yield f"{file.name} has {size:,} bytes, more than the {limit:,} that are read"
+
+
+def _inside(folder: Path) -> list[Path]:
+    return [*folder.iterdir()] if folder.is_dir() and not folder.is_symlink() else []
 
 
 # Configs
@@ -81,12 +148,14 @@ def _configs(folder: Path) -> Iterator[str]:
         if not is_config and (file.name in _VOCABULARIES or file.name.endswith(".index.json")):
             continue
         try:
-            config = _json(file)
+            config = json_object(file)
         except ValueError as error:
             if is_config:  # other JSON files are never opened
                 yield str(error)
             continue
         yield from _forbidden(file.name, config)
+        if file.name in ("config.json", ADAPTER):
+            yield from _beyond(file.name, config)
         if not is_config:
             continue
         if "quantization_config" in config:
@@ -111,19 +180,14 @@ def _forbidden(name: str, config: dict[str, Any]) -> Iterator[str]:
             yield f"{name} has {key}, which would hide what is read from the look at it: remove the entry"
 
 
-def _json(file: Path) -> dict[str, Any]:
-    try:
-        if file.stat().st_size > MAX_CONFIG:
-            raise ValueError(f"{file.name} has {file.stat().st_size} bytes: no config is as long as that")
-        value = json.loads(file.read_bytes())
-    except OSError as error:
-        raise ValueError(f"{file.name} cannot be read: {error.strerror}") from error
-    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
-        where = f", line {error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
-        raise ValueError(f"{file.name} is not JSON{where}: fetch or save it again") from None
-    if not isinstance(value, dict):
-        raise ValueError(f"{file.name} is not a JSON object: fetch or save it again")
-    return value
+def _beyond(name: str, config: dict[str, Any]) -> Iterator[str]:
+    """Numbers that no model has, which would be built before they are compared with the weights."""
+    for key, value in _entries(config):
+        limit = MAX_PARTS if _PARTS.search(key) else MAX_NUMBER
+        for number in value if isinstance(value, list) else [value]:
+            if isinstance(number, int) and abs(number) > limit:
+                yield f"{name} has a number of {len(str(abs(number)))} digits for {key[:100]}: no model has as many"
+                break
 
 
 def _entries(value: Any) -> Iterator[tuple[str, Any]]:
@@ -138,9 +202,8 @@ def _entries(value: Any) -> Iterator[tuple[str, Any]]:
 
 def _is_plain(name: Any) -> TypeGuard[str]:
     """A file of this folder in the one format that is read."""
-    return (
-        isinstance(name, str) and Path(name).name == name and name.endswith((".safetensors", ".safetensors.index.json"))
-    )
+    is_ours = isinstance(name, str) and name.endswith((".safetensors", ".safetensors.index.json"))
+    return is_ours and Path(name).name == name and "\0" not in name
 
 
 # Weights
@@ -152,8 +215,9 @@ def _weights(folder: Path) -> Iterator[str]:
         return
     if not (folder / "config.json").is_file():
         yield "there is no config.json: give the folder of a whole model, as save_pretrained writes it"
-    if (folder / INDEX).is_file() and not (folder / WEIGHTS).is_file():
-        yield from _shards(folder)
+    for index in sorted({INDEX, _named_weights(folder)}):  # also one that should not be read: it might be
+        if index.endswith(".json") and (folder / index).is_file():
+            yield from _shards(folder, index)
     files = sorted(folder.glob("*.safetensors"))
     named = {WEIGHTS, INDEX, _named_weights(folder)}
     if files and not any((folder / name).is_file() for name in named):
@@ -182,26 +246,26 @@ def _adapter_weights(folder: Path) -> Iterator[str]:
 def _named_weights(folder: Path) -> str:
     """Name of the weights file, which the config may give; other checks report an invalid config."""
     try:
-        named = _json(folder / "config.json").get("transformers_weights")
+        named = json_object(folder / "config.json").get("transformers_weights")
     except ValueError:
         return WEIGHTS
     return named if _is_plain(named) else WEIGHTS
 
 
-def _shards(folder: Path) -> Iterator[str]:
+def _shards(folder: Path, index: str) -> Iterator[str]:
     try:
-        listed = _json(folder / INDEX).get("weight_map")
+        listed = json_object(folder / index, MAX_TEXT).get("weight_map")
     except ValueError as error:
         yield str(error)
         return
     if not isinstance(listed, dict) or not listed:
-        yield f"{INDEX} has no weight_map: fetch or save it again"
+        yield f"{index} has no weight_map: fetch or save it again"
         return
     for name in sorted({str(name) for name in listed.values()}):
-        if not _is_plain(name):
-            yield f"{INDEX} names {name!r}: only safetensors of this folder are read"
+        if not _is_plain(name) or not name.endswith(".safetensors"):
+            yield f"{index} names {name[:200]!r}: only safetensors of this folder are read"
         elif not (folder / name).is_file():
-            yield f"{name} is missing, which {INDEX} names: fetch or save it again"
+            yield f"{name} is missing, which {index} names: fetch or save it again"
 
 
 def _header_length(first: bytes, size: int) -> int:
@@ -227,6 +291,8 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def _shapes(header: Any, room: int) -> dict[str, tuple[int, ...]]:
     if not isinstance(header, dict):
         raise ValueError("its header is not a JSON object")
+    if len(header) > MAX_TENSORS:
+        raise ValueError(f"it names {len(header):,} tensors, more than any model has")
     shapes, places = {}, []
     for name, entry in header.items():
         if name != "__metadata__":

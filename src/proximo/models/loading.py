@@ -18,7 +18,7 @@ from proximo.models.adapters.files import base_name, is_adapter, load_adapter, q
 from proximo.models.adapters.lora import merge
 from proximo.models.adapters.quantized import Quantization, quantize
 from proximo.models.devices import with_precision
-from proximo.models.inspecting import dtypes, inspect, refuse_file
+from proximo.models.inspecting import dtypes, inspect, largest, refuse_file
 from proximo.models.model_types import AutoClass, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from proximo.models.packing.attention import registered
 from proximo.models.packing.support import supports_packing, warn_of_fallback
@@ -33,6 +33,8 @@ VOCABULARIES = ("tokenizer.json", "*.model", "vocab.*", "*.tiktoken", "tekken.js
 INCOMPLETE = "the folder is incomplete; save model and tokenizer into it with save_pretrained"
 HALVES = {"BF16": torch.bfloat16, "F16": torch.float16}
 """By the names that safetensors has for them."""
+MORE = 4
+"""Times as many weights as the files hold may a config be of: tied ones are in files once, or twice."""
 UNREACHABLE = "neither a folder nor a model that the hub or its local cache has; check the name, or download it first"
 
 
@@ -124,10 +126,12 @@ def load_weights(
         with guarded():
             settle_half_products()
     try:
+        config = config or read_config(str(folder))
+        _check_size(folder, kind, config)
         with guarded(), _quiet():
             loaded: Any = kind.from_pretrained(
                 folder,
-                config=config or read_config(str(folder)),
+                config=config,
                 dtype=dtype,
                 use_safetensors=True,
                 trust_remote_code=False,
@@ -152,6 +156,14 @@ def load_weights(
     _refuse_non_finite(model, path, set(found["missing_keys"]))
     hold_frequencies(model)
     return model, set(found["missing_keys"])
+
+
+def _check_size(folder: Path, kind: type[AutoClass], config: PreTrainedConfig) -> None:
+    """Refuse a config of far more weights than the files hold: all of them would be made, and then compared."""
+    with guarded(), torch.device("meta"):
+        counted = sum(each.numel() for each in kind.from_config(copy.deepcopy(config)).parameters())
+    if counted > MORE * (held := largest(folder)) + (1 << 20):
+        raise ValueError(f"config.json is of a model with {counted:,} weights, and the files hold {held:,}")
 
 
 def skeleton(path: str, config: PreTrainedConfig | None = None) -> PreTrainedModel:
@@ -192,7 +204,7 @@ def opened(path: str, *, weights: bool) -> Path:
 
     refuse_file(path)
     folder = Path(path)
-    if not path or not folder.is_dir():
+    if not path or "\0" in path or not folder.is_dir():
         wanted = [*TEXTS, "*.safetensors"] if weights else list(TEXTS)
         try:
             # Not what lies deeper: other formats of the same weights.
@@ -260,7 +272,8 @@ def _copy_around(model: PreTrainedModel, weight: Callable[[Tensor], Tensor]) -> 
 
 def has_score(config: PreTrainedConfig) -> bool:
     """Whether this is a reward model or classifier, and not a causal language model."""
-    return any(name.endswith("ForSequenceClassification") for name in config.architectures or ())
+    named = config.architectures if isinstance(config.architectures, list) else ()
+    return any(isinstance(name, str) and name.endswith("ForSequenceClassification") for name in named)
 
 
 def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
@@ -280,6 +293,8 @@ def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
         raise ValueError(f"path {path!r}: no tokenizer can be read there; {INCOMPLETE}") from error
     check_template(tokenizer, path)
     rows = getattr(config and config.get_text_config(), "vocab_size", len(tokenizer))
+    if type(rows) is not int:
+        raise ValueError(f"path {path!r}: config.json has {str(rows)[:100]!r} for vocab_size: give a number")
     if len(tokenizer) > rows:  # or its last tokens would be an index error far from here
         raise ValueError(
             f"path {path!r}: the tokenizer has {len(tokenizer)} tokens, the model {rows}; they are not of one model, "

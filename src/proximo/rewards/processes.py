@@ -23,6 +23,8 @@ from proximo.rewards.worker import LENGTH
 
 START_SECONDS = 120.0
 """For Python to start and the function's module to be imported."""
+QUIET_SECONDS = 1.0
+"""Without a word from a worker, after which the trainer sees to it that it was not stopped."""
 KILL_SECONDS = 10.0
 """For a killed worker to be gone."""
 MAX_OUTPUT = 16 * 2**20
@@ -119,7 +121,8 @@ class Process:
             **job.message(),
         }
         hello = self._exchange(None, START_SECONDS, MAX_ANSWER)
-        self._runner = hello.get("runner") if isinstance(hello, dict) else None
+        runner = hello.get("runner") if isinstance(hello, dict) else None
+        self._runner = runner if type(runner) is int and 1 < runner < 1 << 31 else None
         answer = (
             self._exchange(json.dumps(message).encode(), START_SECONDS, MAX_ANSWER)
             if self._runner is not None
@@ -199,7 +202,9 @@ class Process:
         if unsent:
             poll.register(self._requests, select.POLLOUT)
         while (left := deadline - time.monotonic()) > 0:
-            ready = dict(poll.poll(left * 1000))
+            ready = dict(poll.poll(min(left, QUIET_SECONDS) * 1000))
+            if not ready:
+                self._process.send_signal(signal.SIGCONT)  # a keeper that was stopped goes on, and so does its runner
             if self._printed in ready and not self._output.read(self._printed):
                 poll.unregister(self._printed)
             if self._output.size > MAX_OUTPUT:

@@ -101,13 +101,18 @@ def keep(runner: int, life: int, wake: int, trainer: int) -> int:
 
 
 def _reap(runner: int) -> int | None:
-    """Bury the dead; the runner's status where it is among them."""
+    """Bury the dead; the runner's status where it is among them. A runner that was stopped goes on: what it started
+    must not make the trainer wait."""
     found = None
     with contextlib.suppress(ChildProcessError):
-        while (dead := os.waitpid(-1, os.WNOHANG)) != (0, 0):
-            if dead[0] == runner:
-                code = os.waitstatus_to_exitcode(dead[1])
-                found = code if code >= 0 else 128 - code
+        while (changed := os.waitpid(-1, os.WNOHANG | os.WUNTRACED)) != (0, 0):
+            if changed[0] != runner:
+                continue
+            if os.WIFSTOPPED(changed[1]):
+                os.kill(runner, signal.SIGCONT)
+                continue
+            code = os.waitstatus_to_exitcode(changed[1])
+            found = code if code >= 0 else 128 - code
     return found
 
 

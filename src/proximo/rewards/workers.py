@@ -291,4 +291,5 @@ def _with_output(failure: Failure, printed: str) -> Failure:
 
 
 def _whole(value: object) -> int:
-    return value if isinstance(value, int) else 0
+    """A count or a number of bytes; 0 for what can be neither."""
+    return value if type(value) is int and 0 <= value < 1 << 62 else 0

@@ -4,7 +4,6 @@ import math
 from pathlib import Path
 
 from proximo.redacting import masked
-from proximo.storage.opening import open_file
 from proximo.tracking.tracker import Completion
 
 MAX_ROWS, MAX_TEXT = 16, 2000
@@ -16,11 +15,11 @@ def completion_rows(path: Path) -> list[Completion]:
     """Completions spread evenly over the rows of a rollout file. OSError or ValueError if it cannot be read."""
     # Imported late: pyarrow is large, and the other files need none of it.
     import pyarrow.compute as pc
-    import pyarrow.parquet as pq
 
-    with open_file(path) as file, pq.ParquetFile(file) as stored:
-        known = [name for name in (*TEXTS, *NUMBERS, *FLAGS, "tokens") if name in stored.schema_arrow.names]
-        table = stored.read(columns=known)
+    from proximo.training.runfolder.rollout_files import read_columns
+
+    table = read_columns(path, (*TEXTS, *NUMBERS, *FLAGS, "tokens"))
+    known = table.column_names
     count = min(MAX_ROWS, table.num_rows)
     table = table.take([number * table.num_rows // count for number in range(count)])
     if "tokens" in known:

@@ -8,14 +8,13 @@ from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from proximo.health.history import idle
 from proximo.insight.compare.plan import Job
 from proximo.insight.report.facts import Facts, Row, is_number, phases, real
 from proximo.maths.arithmetic import count_of
-from proximo.storage.opening import open_file
 from proximo.training.rl.evaluate import known_mean
+from proximo.training.runfolder.rollout_files import read_columns
 
 LAST = 0.1
 """Share of a run's last steps that represent its end."""
@@ -167,9 +166,8 @@ class Run:
     def column(self, step: int, name: str) -> pa.ChunkedArray | None:
         """A column of a step's rollouts; None if not stored."""
         try:
-            with open_file(self.facts.run.step_file(step)) as file:
-                return pq.read_table(file, columns=[name]).column(name)
-        except (OSError, KeyError, pa.ArrowException):
+            return read_columns(self.facts.run.step_file(step), [name]).column(name)
+        except (OSError, ValueError, KeyError):
             return None
 
 

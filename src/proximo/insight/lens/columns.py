@@ -12,6 +12,7 @@ from torch import Tensor
 
 from proximo.insight.lens.layout import Layout
 from proximo.tensor_types import Bool, Float, Int
+from proximo.training.runfolder.rollout_files import opened
 
 MISALIGNED = "it is damaged: a column is not aligned with the tokens"
 
@@ -24,11 +25,12 @@ class Columns:
         """`coded`: columns of texts that are kept as numbers of the few texts that there are. Only of a file that is
         known to be intact: a wrong number would end the process. What is no such column is read as it is, and so are
         all where rows are in several groups: arrow cannot join their lists of numbers."""
-        file.seek(0)
-        about = pq.read_metadata(file)
+        self._file = opened(file)
+        about = self._file.metadata
         paths = {about.schema.column(place).path for place in range(about.num_columns)}
-        may_code = [name for name in coded if name in paths and about.num_row_groups == 1]
-        self._file = pq.ParquetFile(file, metadata=about, read_dictionary=may_code)
+        if may_code := [name for name in coded if name in paths and about.num_row_groups == 1]:
+            file.seek(0)
+            self._file = pq.ParquetFile(file, metadata=about, read_dictionary=may_code)
         self._names = frozenset(self._file.schema_arrow.names)
 
     def __contains__(self, name: str) -> bool:

@@ -6,14 +6,12 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from proximo.storage.opening import json_value, open_file
 from proximo.storage.sealing import is_intact
+from proximo.training.runfolder.rollout_files import MAX_FILE, opened
 from proximo.training.runfolder.rollouts import FACTS, FORMAT
 
-MAX_BYTES = 4 << 30
-"""Maximum size of a rollout file."""
 CHANGED = "its bytes differ from what was written"
 LARGE = 8 << 20
 """Bytes above which a file is checked once, and again when it was written; others are checked whenever they are
@@ -47,21 +45,20 @@ def complaint(path: Path) -> str | None:
             return None
         try:
             return None if facts_of(file).get("format", FORMAT) != FORMAT else CHANGED
-        except (OSError, ValueError, pa.ArrowException):
+        except (OSError, ValueError, RecursionError, pa.ArrowException):
             return CHANGED
 
 
 def rollout_file(path: Path) -> BinaryIO:
     """The file, open; ValueError if it is too large, OSError if it is a link."""
     file = open_file(path)
-    if (size := file.seek(0, 2)) > MAX_BYTES:
+    if (size := file.seek(0, 2)) > MAX_FILE:
         file.close()
-        raise ValueError(f"it has {size >> 20:,} MiB, more than the {MAX_BYTES >> 20:,} MiB that are read at once")
+        raise ValueError(f"it has {size >> 20:,} MiB, more than the {MAX_FILE >> 20:,} MiB that are read at once")
     return file
 
 
 def facts_of(file: BinaryIO) -> dict[str, Any]:
     """Facts in the file's footer; empty if Proximo did not write it."""
-    file.seek(0)
-    facts = json_value((pq.read_schema(file).metadata or {}).get(FACTS, b"{}"))
+    facts = json_value((opened(file).schema_arrow.metadata or {}).get(FACTS, b"{}"))
     return facts if isinstance(facts, dict) else {}

@@ -11,12 +11,11 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from proximo.insight.folder import RunFolder
-from proximo.storage.opening import open_file
 from proximo.training.runfolder.files import METRICS
 from proximo.training.runfolder.forking import parent_of
+from proximo.training.runfolder.rollout_files import read_columns
 
 BEFORE, MAX_PIECE = 80, 80
 """Maximum characters shown before the first differing token, and of the token itself."""
@@ -151,8 +150,8 @@ def _draws(fork: RunFolder, parent: RunFolder, step: int, ours: Rows, theirs: Ro
 
 def _token(run: RunFolder, step: int, row: dict[str, Any], token: int) -> tuple[str, Token | None]:
     """The end of the text before a token, and the token; None where the completion has ended."""
-    with open_file(run.step_file(step)) as file:
-        found = pq.read_table(file, columns=["pieces", "rollout_logprobs"]).slice(row["row"], 1).to_pylist()[0]
+    read = read_columns(run.step_file(step), ["pieces", "rollout_logprobs"])
+    found = read.slice(row["row"], 1).to_pylist()[0]
     pieces, logprobs = found["pieces"], found["rollout_logprobs"]
     before = "".join(pieces[:token])[-BEFORE:]
     if token >= len(pieces):
@@ -163,8 +162,7 @@ def _token(run: RunFolder, step: int, row: dict[str, Any], token: int) -> tuple[
 def _rows(run: RunFolder, step: int) -> Rows | None:
     """The completions of a step; None if it is not stored, or damaged."""
     try:
-        with open_file(run.step_file(step)) as file:
-            read = pq.read_table(file, columns=[*COLUMNS, "tokens"])
+        read = read_columns(run.step_file(step), [*COLUMNS, "tokens"])
         tokens, drawn = read.column("tokens").combine_chunks(), read.drop_columns(["tokens"]).to_pylist()
         values, ends = tokens.values.to_numpy(zero_copy_only=False), tokens.offsets.to_numpy().tolist()
     except (OSError, ValueError, KeyError, pa.ArrowException):

@@ -26,6 +26,8 @@ MAX_TOKENS = 1 << 26
 """Maximum tokens of a step; each takes some hundred bytes of memory."""
 MAX_PASSED = 1 << 28
 """Maximum of tokens times passes; each takes eight bytes."""
+MAX_PROMPTED = 1 << 24
+"""Maximum tokens of all prompts, which are kept as numbers of Python."""
 PER_TOKEN = {
     "tokens": 0,
     "sampled": 0,
@@ -144,7 +146,14 @@ def read_step(path: Path, number: int) -> Step:
         raise ValueError(f"{path}: it is damaged, {error} is missing") from None
     except (OSError, ValueError, pa.ArrowException) as error:
         raise ValueError(f"{path}: {str(error).splitlines()[0] if str(error) else type(error).__name__}") from None
-    except (TypeError, AttributeError, IndexError, RuntimeError):  # a column of another kind than ours
+    except (
+        TypeError,
+        AttributeError,
+        IndexError,
+        RuntimeError,
+        OverflowError,
+        MemoryError,
+    ):  # a column of another kind than ours
         raise ValueError(f"{path}: it is damaged, or something else than a run's rollouts") from None
     finally:
         pa.default_memory_pool().release_unused()  # arrow keeps what it read into for the next time
@@ -235,9 +244,12 @@ def _batch(column: Columns, rows: Rows, lengths: Int[Tensor, " B"], tokens: Int[
     if len(group) and not 0 <= int(group.min()) <= int(group.max()) < len(group):
         raise ValueError("it is damaged: groups are not numbered from 0")
     prompts: dict[int, tuple[int, ...]] = {}
-    prompt_tokens = column["prompt_tokens"]
+    prompt_tokens, left = column["prompt_tokens"], MAX_PROMPTED
     for place, number in enumerate(group.tolist()):
         if number not in prompts:
+            left -= len(prompt_tokens[place].values or ())
+            if left < 0:
+                raise ValueError(f"its prompts have more than the {MAX_PROMPTED:,} tokens that are held at once")
             prompts[number] = tuple(prompt_tokens[place].as_py())
 
     names = ("ref_logprobs", "teacher_logprobs", "values", "returns", "turn_rewards", "step_rewards")

@@ -8,6 +8,8 @@ from typing import Any
 
 from proximo.types import Turn
 
+LARGEST = 10**300
+"""A reward beyond it is no float."""
 DAMAGED = "it is damaged: its turns do not fit its tokens"
 REPLY = "assistant"
 """Role of what the policy sampled; all other roles answer it."""
@@ -105,6 +107,8 @@ def _turn(facts: Any) -> Turn:
     failed = str(facts.get("failed") or "")
     if reward is None and role == REPLY and failed:  # JSON has no NaN
         reward = math.nan
+    if isinstance(reward, int) and abs(reward) > LARGEST:  # no float holds it
+        raise ValueError(DAMAGED)
     return Turn(role, text, end, float(reward) if isinstance(reward, int | float) else None, failed)
 
 
@@ -124,7 +128,10 @@ def _content(content: Any) -> str:
 
 
 def _list(text: str | None) -> list[Any]:
-    found = [] if text is None else json.loads(text)
+    try:
+        found = [] if text is None else json.loads(text)
+    except RecursionError:
+        raise ValueError(DAMAGED) from None
     if not isinstance(found, list):
         raise ValueError(DAMAGED)
     return found

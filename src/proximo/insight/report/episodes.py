@@ -7,16 +7,13 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
 from proximo.insight.charts.pages import number, table, text
 from proximo.insight.folder import RunFolder
 from proximo.insight.lens.turns import REPLY, counted, read_turns
 from proximo.insight.reading import Row, is_number, real
 from proximo.insight.report.facts import Facts
 from proximo.plain_text import visible
-from proximo.storage.opening import open_file
+from proximo.training.runfolder.rollout_files import read_columns
 from proximo.types import Turn
 
 MAX_STEPS, MAX_REPLIES, MAX_REASONS = 20, 8, 5
@@ -64,10 +61,10 @@ def episode_steps(facts: Facts) -> list[EpisodeStep]:
 
 def _turns(run: RunFolder, step: int) -> list[tuple[Turn, ...]]:
     """Turns from their column alone; empty if there are none, or the file is damaged, which doctor reports."""
-    with suppress(OSError, ValueError, pa.ArrowException), open_file(run.step_file(step)) as file:
-        if "turns" in pq.read_schema(file).names:
-            texts = pq.read_table(file, columns=["turns"]).column("turns").to_pylist()
-            return read_turns(texts, [sys.maxsize] * len(texts))
+    with suppress(OSError, ValueError):
+        table = read_columns(run.step_file(step), ["turns"])
+        texts = table.column("turns").to_pylist() if table.num_columns else []
+        return read_turns(texts, [sys.maxsize] * len(texts))
     return []
 
 

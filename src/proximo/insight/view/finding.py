@@ -5,13 +5,10 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
 from proximo.insight.folder import RunFolder
 from proximo.insight.lens.turns import read_turns, transcript
 from proximo.storage.lines import plain
-from proximo.storage.opening import open_file
+from proximo.training.runfolder.rollout_files import read_columns
 
 SECONDS = 1.0
 """Time after which a response ends; the next request continues."""
@@ -56,7 +53,6 @@ def _said(row: dict[str, Any]) -> str:
 
 def _rows(run: RunFolder, step: int) -> list[dict[str, Any]]:
     """The texts of a step, from their columns alone; none if its file is damaged, which its own page reports."""
-    with suppress(OSError, ValueError, pa.ArrowException), open_file(run.step_file(step)) as file:
-        names = set(pq.read_schema(file).names)
-        return pq.read_table(file, columns=[name for name in COLUMNS if name in names]).to_pylist()
+    with suppress(OSError, ValueError):
+        return read_columns(run.step_file(step), COLUMNS).to_pylist()
     return []

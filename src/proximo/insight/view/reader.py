@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
+import pyarrow.compute as pc
 from torch import Tensor
 
 from proximo import explain
@@ -29,6 +29,7 @@ from proximo.insight.view.summaries import summary
 from proximo.storage.lines import plain, whole_lines
 from proximo.storage.opening import open_file
 from proximo.training.runfolder.ledger import LEDGER
+from proximo.training.runfolder.rollout_files import read_columns
 from proximo.types import Turn
 
 BUDGET = 1 << 18
@@ -256,9 +257,10 @@ def _drawn(run: RunFolder, problem: str) -> Iterator[int]:
 
 def _rewards(run: RunFolder, number: int, problem: str) -> dict[int, list[float]]:
     """Rewards by group, from a few columns of a step's file; empty if it is damaged, which its own page reports."""
-    columns, only = ["problem", "group", "reward"], [("problem", "=", problem)]
+    columns = ["problem", "group", "reward"]
     rewards: dict[int, list[float]] = {}
-    with suppress(OSError, pa.ArrowException), open_file(run.step_file(number)) as file:
-        for row in pq.read_table(file, columns=columns, filters=only).to_pylist():
+    with suppress(OSError, ValueError, pa.ArrowException):
+        table = read_columns(run.step_file(number), columns)
+        for row in table.filter(pc.field("problem") == problem).to_pylist():
             rewards.setdefault(row["group"], []).append(row["reward"])
     return rewards

@@ -4,6 +4,7 @@ Where the base was quantised there is a third file, which peft does not read: it
 """
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from proximo.models.adapters.lora import NAME, adapter_parameters, has_adapter, 
 from proximo.models.adapters.quantized import QUANTIZATIONS, Quantization, quantize, quantized_layers
 from proximo.models.inspecting import ADAPTER as CONFIG
 from proximo.models.inspecting import ADAPTER_WEIGHTS as WEIGHTS
+from proximo.models.inspecting import json_object, tensors
 from proximo.models.model_types import PreTrainedModel
 
 QUANTIZATION = "base_quantization.json"
@@ -26,6 +28,8 @@ READ += ("fan_in_fan_out", "layers_to_transform", "layers_pattern")
 WITHOUT_EFFECT = ("peft_type", "base_model_name_or_path", "peft_version", "task_type", "inference_mode", "lora_dropout")
 WITHOUT_EFFECT += ("auto_mapping", "runtime_config", "megatron_core", "qalora_group_size", "loftq_config")
 """Fields that change nothing about a trained adapter that is read for its outputs."""
+_PLAIN_NAME = re.compile(r"\^?(?:[\w-]|\\?\.)+", re.ASCII)
+"""A layer's name, or its end; peft writes `^` before full names."""
 DTYPES = ("float32", "bfloat16", "float16")
 PLAIN = {"bias": "none", "init_lora_weights": (True, False, "gaussian"), "revision": "main"}
 """Fields with values that do not make it another kind of adapter."""
@@ -65,10 +69,12 @@ def quantize_as(model: PreTrainedModel, folder: Path, device: str) -> None:
     """Quantise a base model as it was under the adapter of a folder, if it was."""
     if not (folder / QUANTIZATION).is_file():
         return
-    facts = json.loads((folder / QUANTIZATION).read_text())
+    facts = json_object(folder / QUANTIZATION)
     kinds: list[Quantization] = [each for each in QUANTIZATIONS if facts.get("quantization") == each]
     if not kinds or facts.get("dtype") not in DTYPES:
-        raise ValueError(f"path {str(folder)!r}: {QUANTIZATION} holds {facts}, which this version cannot read")
+        raise ValueError(
+            f"path {str(folder)!r}: {QUANTIZATION} holds {str(facts)[:200]}, which this version cannot read"
+        )
     quantize(model, kinds[0], device, getattr(torch, facts["dtype"]))
 
 
@@ -76,13 +82,42 @@ def load_adapter(model: PreTrainedModel, folder: Path) -> None:
     """Add the adapter of a folder to its base model."""
     config = _read(folder)
     fields = {name: config[name] for name in READ if config.get(name) is not None}
+    _check_fields(folder, fields)
     base = base_name(folder)
-    made = import_peft().LoraConfig(**fields, task_type="CAUSAL_LM", base_model_name_or_path=base)
     try:
+        made = import_peft().LoraConfig(**fields, task_type="CAUSAL_LM", base_model_name_or_path=base)
         inject(model, made)
-    except ValueError as error:
+    except (ValueError, TypeError, KeyError, AttributeError, RuntimeError, MemoryError) as error:
         raise ValueError(f"path {str(folder)!r}: the adapter does not fit its base model {base!r}: {error}") from error
     read_adapter(model, folder)
+
+
+def _check_fields(folder: Path, fields: dict[str, Any]) -> None:
+    """Refuse sizes that the adapter's weights do not have, before layers are made of them, and patterns. peft matches
+    those against the name of each layer, and one that is made for it never ends: instead of a pattern, the layers are
+    those that the weights name."""
+    stored = tensors(folder / WEIGHTS)
+    ranks = {shape[0] for name, shape in stored.items() if ".lora_A." in name and shape}
+    patterns = [fields.get(name, {}) for name in ("rank_pattern", "alpha_pattern")]
+    if not all(isinstance(each, dict) for each in patterns):
+        raise ValueError(f"path {str(folder)!r}: {CONFIG} has a rank_pattern or alpha_pattern that is no object")
+    for rank in (fields.get("r", 8), *patterns[0].values()):
+        if type(rank) is not int or (ranks and not 1 <= rank <= max(ranks)):
+            shown = str(rank)[:50]
+            raise ValueError(
+                f"path {str(folder)!r}: {CONFIG} has rank {shown}, its weights have {max(ranks, default=0)}"
+            )
+    keys = [key for each in patterns for key in each]
+    layers = fields.get("layers_pattern") or ()
+    for key in (*keys, *([layers] if isinstance(layers, str) else layers)):
+        if not isinstance(key, str) or not _PLAIN_NAME.fullmatch(key):
+            raise ValueError(f"path {str(folder)!r}: {CONFIG} has the pattern {str(key)[:100]!r}: name layers instead")
+    chosen = (fields.get("target_modules"), fields.get("exclude_modules"))
+    if any(isinstance(each, str) for each in chosen):
+        fields.pop("exclude_modules", None)
+        fields["target_modules"] = sorted(
+            {name.removeprefix("base_model.model.").partition(".lora_")[0] for name in stored if ".lora_" in name}
+        )
 
 
 @torch.no_grad()
@@ -112,7 +147,7 @@ def adapter_tensors(known: Mapping[str, Tensor], folder: Path) -> dict[str, Tens
 
 def _read(folder: Path) -> dict[str, Any]:
     """The config of a plain LoRA adapter; other kinds are refused, since they compute something else."""
-    config = json.loads((folder / CONFIG).read_text())
+    config = json_object(folder / CONFIG)
     if config.get("peft_type") != "LORA":
         raise ValueError(f"path {str(folder)!r}: {CONFIG} has peft_type {config.get('peft_type')!r}; only LORA is read")
     for key, value in config.items():

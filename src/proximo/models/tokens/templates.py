@@ -15,6 +15,8 @@ from proximo.models.model_types import PreTrainedTokenizerBase
 
 SECONDS = 10.0
 """Seconds per conversation; a real template takes about a millisecond."""
+MAX_TEMPLATE = 1 << 19
+"""Characters of a template: real ones have up to some ten thousand."""
 _SMALL = 1000
 """Largest number or length that a template may use in a product."""
 _GROWING = ("batch", "center", "indent", "slice", "tojson", "truncate", "wordwrap")
@@ -64,17 +66,23 @@ def check_template(tokenizer: PreTrainedTokenizerBase, path: str) -> None:
     """
     templates = tokenizer.chat_template
     for template in templates.values() if isinstance(templates, dict) else [templates] if templates else []:
+        if not isinstance(template, str) or len(template) > MAX_TEMPLATE:
+            raise ValueError(f"path {path!r}: the chat template is no text of up to {MAX_TEMPLATE:,} characters")
         try:
             tree = Environment(extensions=["jinja2.ext.loopcontrols"]).parse(_without_generation(template))
+            what = next(_unstoppable(tree), None)
+        except (RecursionError, MemoryError):
+            raise ValueError(f"path {path!r}: the chat template is nested too deeply; use another") from None
         except TemplateSyntaxError as error:
             raise ValueError(f"path {path!r}: the chat template is not Jinja, line {error.lineno}: {error}") from None
-        if what := next(_unstoppable(tree), None):
+        if what:
             raise ValueError(f"path {path!r}: the chat template computes {what}, which none needs; remove it")
     if templates:
         try:
             rendered(tokenizer, [{"role": "user", "content": "Hello"}], for_answer=True)
         except ValueError as error:
-            if isinstance(error.__cause__, SecurityError | OverflowError | MemoryError | TemplateTooSlow):
+            ours = SecurityError | OverflowError | MemoryError | RecursionError | TemplateTooSlow
+            if isinstance(error.__cause__, ours):
                 raise ValueError(f"path {path!r}: {error}") from error
 
 
@@ -141,7 +149,7 @@ def _what_happened(error: Exception) -> str:
             return f"the chat template reaches for what it must not have: {error}; use another"
         case TemplateTooSlow():
             return f"the chat template ran for {SECONDS:g} s without an end: use another"
-        case OverflowError() | MemoryError():
+        case OverflowError() | MemoryError() | RecursionError():
             return f"the chat template asks for too much: {error or 'memory'}; use another"
         case TemplateError():
             return f"the chat template refuses it: {error}"

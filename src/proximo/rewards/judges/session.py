@@ -28,6 +28,9 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0
 """Seconds between two attempts; each pause is twice the last."""
 REPORT_AFTER = 5.0
 """Seconds without a server after which a message says what is waited for."""
+MAX_TOKENS = 1 << 30
+"""Of one request, above which what a server says it used is no count: a number of a thousand digits ends what adds
+it."""
 FORMS = ("json_schema", "json_object", "")
 """How a server is asked to keep the reply to a form: the first that it takes. Empty: not at all."""
 
@@ -228,7 +231,7 @@ class Session:
         numbers = {
             name: used[name]
             for name in ("prompt_tokens", "completion_tokens")
-            if isinstance(used, dict) and isinstance(used.get(name), int)
+            if isinstance(used, dict) and type(used.get(name)) is int and 0 <= used[name] <= MAX_TOKENS
         }
         self._usage.add(requests=1, seconds=seconds, **numbers)
         return {"seconds": round(seconds, 3), **numbers}

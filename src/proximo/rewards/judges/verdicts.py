@@ -21,6 +21,13 @@ _NAMED = re.compile(r"\bscore\b(\W{0,6}?-?\d.*)", re.IGNORECASE)
 _PLAIN = re.compile(r"[\s\"'*`:=]+(-?\d+(?:\.\d+)?)(?:\s*(?:/|out of)\s*\d+)?(?![\w%?])\D*", re.IGNORECASE)
 """Such a rest that can only mean one score: it has no other number, as ranges, sums and second thoughts have."""
 _NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
+_BEGINNING = re.compile(r'\{\s*"')
+"""Of a JSON object that has a key."""
+_DECODER = json.JSONDecoder(parse_int=float)
+"""Whole numbers of thousands of digits are infinite, like other numbers beyond a float."""
+MAX_SEARCHED, PASSES = 1 << 20, 32
+"""Characters that the search for objects may read in vain: so many, and so many times the reply. An honest reply has a
+few pieces that begin like an object and are none, and a million characters are read in some milliseconds."""
 
 AGAIN = "That is not what was asked for. Reply with one JSON object and nothing else: {form}"
 
@@ -101,13 +108,18 @@ def _number(value: object) -> float | None:
 
 
 def _objects(text: str) -> list[dict[str, Any]]:
-    """JSON objects in a text that stand in no other one."""
-    decoder, found, place = json.JSONDecoder(), [], text.find("{")
-    while place >= 0:
+    """JSON objects in a text that stand in no other one; none where it takes too long to find them, as where thousands
+    begin and none ends: only a text that was made for it is like that."""
+    found, left = [], MAX_SEARCHED + PASSES * len(text)
+    start = _BEGINNING.search(text)
+    while start is not None and left > 0:
+        end = start.start() + 1
         try:
-            value, end = decoder.raw_decode(text, place)
+            value, end = _DECODER.raw_decode(text, start.start())
             found.append(value)
-        except (ValueError, RecursionError):
-            end = place + 1
-        place = text.find("{", end)
-    return found
+        except json.JSONDecodeError as error:
+            left -= error.pos  # what was read, and what comes before it: its error counts the lines
+        except RecursionError:
+            return []
+        start = _BEGINNING.search(text, end)
+    return found if start is None else []

@@ -9,15 +9,13 @@ from pathlib import Path
 from random import Random
 from typing import Any, Literal
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
 from proximo.data.rankings import Ranking, read_rankings
 from proximo.data.rows import Mistakes, read_prompt
 from proximo.maths.arithmetic import count_of
 from proximo.storage.folders import write_file
-from proximo.storage.opening import make_folder, open_file, without_links
+from proximo.storage.opening import make_folder, without_links
 from proximo.training.runfolder.files import ROLLOUTS, stored_steps
+from proximo.training.runfolder.rollout_files import read_columns
 
 
 @dataclass(frozen=True)
@@ -129,12 +127,11 @@ def _range(steps: str) -> range:
 def _groups(path: Path, by: str) -> Iterator[list[Mapping[str, Any]]]:
     columns = ["group", "prompt", "messages", "text", "truncated", by]
     try:
-        with open_file(path) as file:
-            missing = set(columns) - set(pq.read_schema(file).names)
-            table = None if missing else pq.read_table(file, columns=columns)
-    except pa.ArrowException as error:
-        raise ValueError(f"{path} is damaged ({error}): leave its step out with steps") from error
-    if table is None:
+        table = read_columns(path, columns)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path} cannot be read ({error}): leave its step out with steps") from error
+    missing = set(columns) - set(table.column_names)
+    if missing:
         raise ValueError(f"{path} has no column {', '.join(sorted(missing))}: it is from an older Proximo, train again")
     groups: dict[int, list[Mapping[str, Any]]] = {}
     for row in table.to_pylist():

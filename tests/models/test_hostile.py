@@ -1,0 +1,180 @@
+"""Model folders of strangers: any value in any file is read or refused in a line, in bounded time, and runs nothing."""
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+
+from proximo.models import load_model, load_tokenizer, tiny_model, tiny_tokenizer
+from proximo.models.adapters.files import _check_fields
+from proximo.models.ends import declared_ends
+from proximo.models.loading import has_score, read_config
+from proximo.models.tokens import templates
+
+VALUES = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.sampled_from([0, -1, 1, 7, 10**7, 10**9, 2**63, 10**400, 1e308, -0.5]),
+    st.sampled_from(["", "silu", "../x", "\0", "\ud800", "Evil"]),
+    st.lists(st.sampled_from([1, "a", None, [[]]]), max_size=2),
+    st.dictionaries(st.sampled_from(["a", "rope_type", "type"]), st.integers(), max_size=2),
+)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("model")
+    tiny_model(hidden=16, layers=1, heads=1, kv_heads=1, intermediate=16).save_pretrained(path)
+    tiny_tokenizer().save_pretrained(path)
+    return path
+
+
+@pytest.fixture
+def folder(model, tmp_path) -> Path:
+    shutil.copytree(model, tmp_path / "model")
+    return tmp_path / "model"
+
+
+def edit(file: Path, **entries: Any) -> None:
+    file.write_text(json.dumps(json.loads(file.read_text()) | entries))
+
+
+def refused_in_a_line_or_read(read: Callable[[str], object], folder: Path) -> None:
+    try:
+        read(str(folder))
+    except ValueError as error:
+        lines = str(error).splitlines()
+    else:
+        return
+    assert all(line.startswith("path ") or len(lines) == 1 for line in lines)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_any_value_in_any_field_of_a_config_is_read_or_refused(data, model, tmp_path_factory):
+    file, reads = data.draw(
+        st.sampled_from(
+            [
+                ("config.json", (load_model, load_tokenizer, declared_ends)),
+                ("tokenizer_config.json", (load_tokenizer,)),
+                ("generation_config.json", (declared_ends,)),
+            ]
+        )
+    )
+    known = json.loads((model / file).read_text())
+    changed = data.draw(
+        st.dictionaries(st.sampled_from([*known, "architectures", "eos_token_id"]), VALUES, min_size=1, max_size=2)
+    )
+    folder = tmp_path_factory.mktemp("changed") / "model"
+    shutil.copytree(model, folder)
+    (folder / file).write_text(json.dumps(known | changed))
+    for read in reads:
+        refused_in_a_line_or_read(read, folder)
+    shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize("text", ["[]", "3", '"x"', "null", "[" * 10**5, "{", "\0", '{"a": ' + "9" * 5000 + "}", ""])
+@pytest.mark.parametrize("file", ["config.json", "tokenizer_config.json", "generation_config.json", "tokenizer.json"])
+def test_a_file_of_any_json_is_refused_in_a_line(file, text, folder):
+    (folder / file).write_text(text)
+    for read in (load_tokenizer, declared_ends, read_config):
+        refused_in_a_line_or_read(read, folder)
+
+
+def test_an_index_never_leads_to_a_pickle_or_out_of_the_folder(folder, monkeypatch):
+    """`transformers_weights` may name an index, which transformers follows, also to `.bin`."""
+    monkeypatch.setattr(torch, "load", lambda *_, **__: pytest.fail("a pickle was opened"))
+    weights = load_file(folder / "model.safetensors")
+    torch.save(weights, folder / "evil.bin")
+    for name in ("evil.bin", "../model.safetensors", str(folder / "model.safetensors"), "other.safetensors.index.json"):
+        index = {"metadata": {}, "weight_map": dict.fromkeys(weights, name)}
+        (folder / "other.safetensors.index.json").write_text(json.dumps(index))
+        edit(folder / "config.json", transformers_weights="other.safetensors.index.json")
+        with pytest.raises(ValueError, match="only safetensors of this folder are read"):
+            load_model(str(folder))
+
+
+@pytest.mark.parametrize(
+    "entries",
+    [
+        {"num_hidden_layers": 10**7},
+        {"num_attention_heads": 10**9},
+        {"vocab_size": 10**9},
+        {"hidden_size": 10**12},
+        {"intermediate_size": 10**9},
+        {"vocab_size": 10**400},
+        {"num_hidden_layers": 10**4},
+    ],
+)
+def test_sizes_that_the_weights_do_not_have_are_refused_before_anything_is_built(entries, folder):
+    edit(folder / "config.json", **entries)
+    with pytest.raises(ValueError, match="^[^\n]*$"):
+        load_model(str(folder))
+
+
+def test_architectures_may_be_anything():
+    for named in (["Evil", 1], "Evil", 3, {}, None):
+        config = type("Config", (), {"architectures": named})()
+        assert not has_score(config)
+
+
+@pytest.mark.parametrize("template", [["a"], {"default": 3}, "{{ " + "(" * 5000 + ")" * 5000 + " }}", "x" * (1 << 20)])
+def test_templates_that_are_no_text_or_too_deep_are_refused(template):
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = template
+    with pytest.raises(ValueError, match=r"^path 'x': the chat template .*$"):
+        templates.check_template(tokenizer, "x")
+
+
+def test_what_is_no_file_is_refused_and_does_not_hang(folder):
+    os.mkfifo(folder / "special_tokens_map.json")
+    for read in (load_model, load_tokenizer, read_config):
+        with pytest.raises(ValueError, match="special_tokens_map.json cannot be read: .* is a pipe"):
+            read(str(folder))
+
+
+# Adapters
+
+
+@pytest.fixture
+def adapter(tmp_path) -> Path:
+    name = "base_model.model.model.layers.0.self_attn.q_proj"
+    save_file(
+        {f"{name}.lora_A.weight": torch.zeros(4, 16), f"{name}.lora_B.weight": torch.zeros(16, 4)},
+        tmp_path / "adapter_model.safetensors",
+    )
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"r": 10**8},
+        {"r": "8"},
+        {"r": 0},
+        {"r": 4, "rank_pattern": {"q_proj": 10**8}},
+        {"r": 4, "rank_pattern": []},
+        {"r": 4, "alpha_pattern": {"(a+)+$": 1}},
+        {"r": 4, "layers_pattern": "(a|a)*b"},
+    ],
+)
+def test_an_adapter_has_the_sizes_of_its_weights_and_no_patterns(fields, adapter):
+    with pytest.raises(ValueError, match=r"^path .*adapter_config.json has .*$"):
+        _check_fields(adapter, fields)
+
+
+def test_layers_chosen_by_a_pattern_are_those_that_the_weights_name(adapter):
+    """A pattern may be made never to end."""
+    for fields in ({"target_modules": "(.*.*)*!"}, {"target_modules": ["v_proj"], "exclude_modules": "(a+)+"}):
+        _check_fields(adapter, fields := {"r": 4, **fields})
+        assert fields == {"r": 4, "target_modules": ["model.layers.0.self_attn.q_proj"]}
+    _check_fields(adapter, fields := {"r": 4, "target_modules": ["q_proj"]})
+    assert fields == {"r": 4, "target_modules": ["q_proj"]}
