@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from proximo.models.adapters.quantized import Quantization, dequantize, quantized_layers
+from proximo.models.adapters.targets import target_layers, written_names
 from proximo.models.model_types import PreTrainedModel
 from proximo.models.torch_globals import guarded
 
@@ -34,7 +35,7 @@ class Lora:
     alpha: int = 32
     """Scale of the adapter; its output is multiplied by alpha / rank."""
     targets: tuple[str, ...] = ()
-    """Names of the linear layers that get an adapter, such as q_proj. Empty: all of them, except the output head."""
+    """Names of the linear layers that get an adapter, such as q_proj. Empty: all but the head, experts and routers."""
     quantize_base: Quantization | None = None
     """Quantisation of the frozen weights under the adapter (QLoRA): `int8`, or `nf4`, which needs the extra qlora.
     None: they are kept in the model's dtype."""
@@ -64,14 +65,16 @@ def add_lora(model: PreTrainedModel, lora: Lora, *, base: str, seed: int) -> Non
 
     `base` is the folder or hub id of the model, which the adapter's files name.
     """
+    layers = target_layers(model, lora.targets)
     config = import_peft().LoraConfig(
         r=lora.rank,
         lora_alpha=lora.alpha,
-        target_modules=target_names(model, lora),
+        target_modules=written_names(model, layers),
         task_type="CAUSAL_LM",
         base_model_name_or_path=base,
     )
     inject(model, config)
+    assert {name for name, _ in _lora_layers(model)} == set(layers)
     random = torch.Generator().manual_seed(seed)
     for name, parameter in adapter_parameters(model).items():
         if name.endswith("lora_A.weight"):
@@ -81,35 +84,20 @@ def add_lora(model: PreTrainedModel, lora: Lora, *, base: str, seed: int) -> Non
             parameter.copy_(drawn.uniform_(-bound, bound, generator=random))
 
 
-def target_names(model: PreTrainedModel, lora: Lora) -> list[str]:
-    """Names that select the adapter's layers, as peft compares them: with the end of a layer's full name."""
-    head = model.get_output_embeddings()
-    linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear) and module is not head]
-    if not lora.targets:
-        if not linear:
-            raise ValueError(f"adapter: {type(model).__name__} has no linear layers but its head: train it whole")
-        return sorted({name.rpartition(".")[2] for name in linear})
-    for target in lora.targets:
-        if not any(name == target or name.endswith(f".{target}") for name in linear):
-            there = ", ".join(sorted({name.rpartition(".")[2] for name in linear}))
-            raise ValueError(f"adapter.targets has {target!r}, which no linear layer is called: there are {there}")
-    return sorted(lora.targets)
-
-
 def adapter_size(model: PreTrainedModel, lora: Lora) -> int:
     """Parameters that an adapter of this model would have; the model may be a skeleton without weights."""
-    targets = tuple(f".{name}" for name in target_names(model, lora))
-    return sum(
-        lora.rank * (module.in_features + module.out_features)
-        for name, module in model.named_modules()
-        if isinstance(module, nn.Linear) and f".{name}".endswith(targets)
-    )
+    layers = [model.get_submodule(name) for name in target_layers(model, lora.targets)]
+    return sum(lora.rank * (each.in_features + each.out_features) for each in layers if isinstance(each, nn.Linear))
 
 
 def inject(model: PreTrainedModel, config: Any) -> None:
     """Put the LoRA layers of a peft config into the model; in half precision they are kept in float32."""
+    shell = nn.Module()
+    # The model's own parts without its config: by a mixture's, peft would read names of layers as those of experts.
+    shell._modules, shell._parameters = model._modules, model._parameters
     with guarded():  # peft draws first weights from torch's own generator; they are overwritten
-        import_peft().inject_adapter_in_model(config, model, adapter_name=NAME)
+        import_peft().inject_adapter_in_model(config, shell, adapter_name=NAME)
+    model.peft_config = shell.peft_config
     model._hf_peft_config_loaded = True  # transformers' own methods, such as save_pretrained, know of it too
     for parameter in adapter_parameters(model).values():
         # A step of AdamW is often smaller than half precision can add to a weight.
