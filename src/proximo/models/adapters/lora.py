@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from proximo.models.adapters.quantized import Quantization, dequantize, quantized_layers
-from proximo.models.adapters.targets import target_layers, written_names
+from proximo.models.adapters.targets import short_names, target_layers
 from proximo.models.model_types import PreTrainedModel
 from proximo.models.torch_globals import guarded
 
@@ -69,12 +69,12 @@ def add_lora(model: PreTrainedModel, lora: Lora, *, base: str, seed: int) -> Non
     config = import_peft().LoraConfig(
         r=lora.rank,
         lora_alpha=lora.alpha,
-        target_modules=written_names(model, layers),
+        target_modules=short_names(model, layers),
         task_type="CAUSAL_LM",
         base_model_name_or_path=base,
     )
     inject(model, config)
-    assert {name for name, _ in _lora_layers(model)} == set(layers)
+    assert {name for name, _ in lora_layers(model)} == set(layers)
     random = torch.Generator().manual_seed(seed)
     for name, parameter in adapter_parameters(model).items():
         if name.endswith("lora_A.weight"):
@@ -102,7 +102,7 @@ def inject(model: PreTrainedModel, config: Any) -> None:
     for parameter in adapter_parameters(model).values():
         # A step of AdamW is often smaller than half precision can add to a weight.
         parameter.data = parameter.data.to(torch.promote_types(parameter.dtype, torch.float32))
-    for _, layer in _lora_layers(model):
+    for _, layer in lora_layers(model):
         layer.enable_adapters(True)  # as `adapter_off` leaves it, so that compiled layers see no difference
     model.train(model.training)  # new layers begin in training mode
 
@@ -119,7 +119,7 @@ def adapter_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
 @contextmanager
 def adapter_off(model: PreTrainedModel) -> Iterator[None]:
     """The model as it was before the adapter, exactly: the adapter's products are left out."""
-    layers = [layer for _, layer in _lora_layers(model)]
+    layers = [layer for _, layer in lora_layers(model)]
     trained = [each for each in adapter_parameters(model).values() if each.requires_grad]
     for layer in layers:
         layer.enable_adapters(False)
@@ -135,7 +135,7 @@ def adapter_off(model: PreTrainedModel) -> Iterator[None]:
 @torch.no_grad()
 def merged_weights(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
     """Name and value of every weight as `merge` would leave them, one at a time; the model is not changed."""
-    changed, quantized = dict(_lora_layers(model)), dict(quantized_layers(model))
+    changed, quantized = dict(lora_layers(model)), dict(quantized_layers(model))
     adapters = {id(parameter) for parameter in adapter_parameters(model).values()}
     for name, parameter in model.named_parameters():
         layer, _, kind = name.rpartition(".")
@@ -159,7 +159,7 @@ def merge(model: PreTrainedModel, dtype: torch.dtype | None = None) -> float:
     than the weights disappears.
     """
     errors, changes = 0.0, 0.0
-    for name, layer in list(_lora_layers(model)):
+    for name, layer in list(lora_layers(model)):
         dequantize(layer, torch.float32)
         linear = layer.get_base_layer()
         change = layer.get_delta_weight(NAME)
@@ -177,7 +177,8 @@ def merge(model: PreTrainedModel, dtype: torch.dtype | None = None) -> float:
     return (errors / changes) ** 0.5 if changes else 0.0
 
 
-def _lora_layers(model: nn.Module) -> Iterator[tuple[str, Any]]:
+def lora_layers(model: nn.Module) -> Iterator[tuple[str, Any]]:
+    """The layers that have an adapter, by their full names."""
     from peft.tuners.lora import LoraLayer
 
     return ((name, module) for name, module in model.named_modules() if isinstance(module, LoraLayer))

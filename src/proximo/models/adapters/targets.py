@@ -6,7 +6,7 @@ So the layers are chosen here, among the model's own modules, and peft is told w
 
 import inspect
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,8 @@ EXPERTS = re.compile(r"(?!.*shared).*experts?")
 """Part of the names of experts that are modules; experts that are shared by all tokens are ordinary layers."""
 ROUTERS = re.compile(r"gate|.*expert_gate|.*router.*")
 """Part of the names of what chooses experts, or weighs them."""
+READ_AS_EXPERTS = ("gate", "gate_proj", "up_proj", "down_proj", "w1", "w2", "w3")
+"""Last parts of names that peft takes for those of routers and experts, in the families that it knows as mixtures."""
 WEIGHT_READ = re.compile(r"self\.(\w+)\.weight\b(?!\[|\.(?:dtype|device|shape|data)\b)")
 """In the text of a class: one of its layers whose weight it computes with."""
 
@@ -82,7 +84,14 @@ def _weights_read(holder: type[nn.Module]) -> set[str]:
         for name, method in vars(kind).items()
         if inspect.isfunction(method) and "init" not in name  # that runs once
     ]
-    return {name for method in methods for name in WEIGHT_READ.findall(inspect.getsource(method))}
+    return {name for method in methods for name in WEIGHT_READ.findall(_text(method))}
+
+
+def _text(method: Callable[..., object]) -> str:
+    try:
+        return inspect.getsource(method)
+    except OSError:  # of a class that no file holds
+        return ""
 
 
 def _is_linear(layer: nn.Linear) -> bool:
@@ -98,9 +107,20 @@ def _is_linear(layer: nn.Linear) -> bool:
     return isinstance(found, Tensor) and torch.equal(found, linear(row, weight, bias))
 
 
-def written_names(model: PreTrainedModel, layers: Sequence[str]) -> list[str]:
-    """Names by which files say that exactly these layers have an adapter: their last parts where every module that is
-    called so has one, else in full."""
+def short_names(model: PreTrainedModel, layers: Sequence[str]) -> list[str]:
+    """Ends of names that mean exactly these layers, as peft compares them: last parts where every module that is
+    called so is among them, else full names."""
     chosen = set(layers)
     others = {name.rpartition(".")[2] for name, _ in model.named_modules() if name not in chosen}
     return sorted({name if (last := name.rpartition(".")[2]) in others else last for name in layers})
+
+
+def names_for_peft(model: PreTrainedModel, layers: Sequence[str]) -> dict[str, list[str] | None]:
+    """The fields of an adapter's config by which peft finds exactly these layers, with the same names of tensors.
+
+    In mixtures a layer that is called as experts were is named by its weight: its own name would mean all experts.
+    """
+    has_experts = any(EXPERTS.fullmatch(name.rpartition(".")[2]) for name, _ in model.named_modules())
+    misread = [name for name in layers if has_experts and name.rpartition(".")[2] in READ_AS_EXPERTS]
+    modules = short_names(model, sorted(set(layers) - set(misread)))
+    return {"target_modules": modules, "target_parameters": [f"{name}.weight" for name in misread] or None}
