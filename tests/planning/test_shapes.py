@@ -19,7 +19,7 @@ from transformers import (
 
 from proximo.models import tiny_model, tiny_moe
 from proximo.models.adapters.lora import Lora, adapter_size
-from proximo.planning.holdings import adapted_layers
+from proximo.models.adapters.targets import target_layers
 from proximo.planning.shapes import SHAPES, ModelShape, read_shape
 from proximo.training.learner.memory import token_cost
 
@@ -62,7 +62,7 @@ def test_a_mixture_multiplies_a_token_with_its_chosen_experts_only():
     assert shape.matrices == 48 * (attention + router + 128 * expert)
     assert shape.body == 48 * (attention + router + 8 * expert)
     # Adapters are on attention: the experts are one tensor each.
-    assert len(adapted_layers(shape.model, Lora())) == 48 * 4
+    assert len(target_layers(shape.model, ())) == 48 * 4
 
 
 @given(
@@ -108,8 +108,8 @@ def test_adapters_by_hand():
     assert adapter_size(model, Lora(rank=8, targets=("q_proj", "down_proj"))) == 8 * 28 * (1024 + 2048 + 3072 + 1024)
     everything = (1024 + 2048) + 2 * (1024 + 1024) + (2048 + 1024) + 2 * (1024 + 3072) + (3072 + 1024)
     assert adapter_size(model, Lora(rank=16)) == 16 * 28 * everything
-    assert len(adapted_layers(model, Lora())) == 28 * 7
-    assert len(adapted_layers(model, Lora(targets=("q_proj", "v_proj")))) == 28 * 2
+    assert len(target_layers(model, ())) == 28 * 7
+    assert len(target_layers(model, ("q_proj", "v_proj"))) == 28 * 2
 
 
 def test_what_is_no_model_is_refused_in_one_line(tmp_path, monkeypatch):

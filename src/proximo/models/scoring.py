@@ -1,12 +1,12 @@
 """Scores of completions under a model: log-probs, entropy and hidden states, aligned with the tokens."""
 
-from collections.abc import Sequence
-from contextlib import ExitStack, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from proximo.models.compiling import checkpoints, compiles, layer_run, reads_blocks
 from proximo.models.logprobs import check_temperature, token_logprobs
@@ -239,10 +239,25 @@ def _own_logits(
 ) -> tuple[Float[Tensor, "C E"], Float[Tensor, " C"], Float[Tensor, " C"]]:
     """States, log-probs and entropy from the logits as the model itself computes them, all at once."""
     check_temperature(temperature)
-    output = model(input_ids=padded.tokens, attention_mask=padded.mask, use_cache=False, output_hidden_states=True)
-    states = output.hidden_states[-1].flatten(0, 1).index_select(0, padded.predictors)
+    with _entering(model.get_output_embeddings()) as entered:
+        output = model(input_ids=padded.tokens, attention_mask=padded.mask, use_cache=False, output_hidden_states=True)
+    states = output.hidden_states[-1]
+    if states.dim() > 3:  # Gemma 3n reports several streams; what its head reads is their mean
+        [states] = entered
+    states = states.flatten(0, 1).index_select(0, padded.predictors)
     logits = output.logits.flatten(0, 1).index_select(0, padded.predictors)
     wide = torch.promote_types(logits.dtype, torch.float32)
     everything = (logits.to(wide) / temperature).log_softmax(-1)
     logprobs = everything.gather(-1, targets[:, None])[:, 0]
     return states, logprobs, -(everything.exp() * everything).sum(-1)
+
+
+@contextmanager
+def _entering(head: nn.Module) -> Iterator[list[Tensor]]:
+    """What a module reads in each of its calls."""
+    entered: list[Tensor] = []
+    handle = head.register_forward_pre_hook(lambda _, inputs: entered.append(inputs[0]))
+    try:
+        yield entered
+    finally:
+        handle.remove()

@@ -4,10 +4,9 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 import torch
-from torch import nn
 
-from proximo.models.adapters.lora import Lora, target_names
-from proximo.models.model_types import PreTrainedModel
+from proximo.models.adapters.lora import Lora
+from proximo.models.adapters.targets import target_layers
 from proximo.models.values import OwnLayers, OwnModel
 from proximo.planning.shapes import ModelShape, read_shape
 from proximo.training.config import RunConfig
@@ -108,14 +107,8 @@ def holdings(config: RunConfig, dtype: torch.dtype, *, compiled: bool) -> tuple[
     wide = torch.promote_types(dtype, torch.float32)  # adapters are kept in float32
     form = config.training.adam_moments
     small = (component(frozen, dtype), component(adapter, wide, form), *(component(each, dtype, form) for each in rest))
-    narrow = dtype.itemsize * lora.rank * len(adapted_layers(shape.model, lora))
+    narrow = dtype.itemsize * lora.rank * len(target_layers(shape.model, lora.targets))
     return (
         Holding(shape, dtype, tuple(component(each, dtype, form) for each in whole), cost, unplanned),
         Holding(shape, dtype, small, cost, unplanned + narrow, lora),
     )
-
-
-def adapted_layers(model: PreTrainedModel, lora: Lora) -> list[str]:
-    """Names of the linear layers that the adapter is on."""
-    ends = tuple(f".{name}" for name in target_names(model, lora))
-    return [name for name, module in model.named_modules() if isinstance(module, nn.Linear) and name.endswith(ends)]

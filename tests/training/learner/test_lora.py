@@ -18,7 +18,8 @@ from proximo.algorithms import GRPO, PPO
 from proximo.door.training import train
 from proximo.maths import KlLoss
 from proximo.models import score, tiny_model, tiny_moe, tiny_tokenizer, with_precision
-from proximo.models.adapters.lora import Lora, adapter_off, adapter_parameters, add_lora, merge, target_names
+from proximo.models.adapters.lora import Lora, adapter_off, adapter_parameters, add_lora, merge
+from proximo.models.adapters.targets import target_layers
 from proximo.models.compiling import checkpoint_layers
 from proximo.models.packing.attention import NAME, hidden_states
 from proximo.models.values import OwnLayers, TrunkHead, value_model
@@ -217,19 +218,23 @@ def test_merged_weights_are_a_plain_model():
         assert_close(found[name], parameter, rtol=0, atol=1e-6)
 
 
+def last_parts(model, targets=()) -> list[str]:
+    return sorted({name.rpartition(".")[2] for name in target_layers(model, targets)})
+
+
 def test_targets_choose_the_layers():
-    assert target_names(small(), Lora()) == sorted(
-        ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
-    )
+    assert last_parts(small()) == sorted(["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"])
     # Experts of a mixture are no linear layers: only its attention has an adapter.
-    assert target_names(tiny_moe(), Lora()) == ["k_proj", "o_proj", "q_proj", "v_proj"]
+    assert last_parts(tiny_moe()) == ["k_proj", "o_proj", "q_proj", "v_proj"]
     model = small()
     add_lora(model, Lora(targets=("layers.1.self_attn.q_proj", "down_proj")), base="base", seed=0)
     layers = {name.rsplit(".", 2)[0].removeprefix("base_model.model.model.") for name in adapter_parameters(model)}
     assert layers == {"layers.1.self_attn.q_proj", "layers.0.mlp.down_proj", "layers.1.mlp.down_proj"}
+    config = model.peft_config["default"]  # as files say it
+    assert sorted(config.target_modules) == ["down_proj", "model.layers.1.self_attn.q_proj"]
     for target in ("lm_head", "embed_tokens", "proj"):
         with pytest.raises(ValueError, match=rf"adapter.targets has '{target}', which no linear layer is called"):
-            target_names(small(), Lora(targets=(target,)))
+            target_layers(small(), (target,))
 
 
 # The policy

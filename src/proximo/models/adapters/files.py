@@ -13,8 +13,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from proximo.models.adapters.lora import NAME, adapter_parameters, has_adapter, import_peft, inject
+from proximo.models.adapters.lora import NAME, adapter_parameters, has_adapter, import_peft, inject, lora_layers
 from proximo.models.adapters.quantized import QUANTIZATIONS, Quantization, quantize, quantized_layers
+from proximo.models.adapters.targets import names_for_peft
 from proximo.models.inspecting import ADAPTER as CONFIG
 from proximo.models.inspecting import ADAPTER_WEIGHTS as WEIGHTS
 from proximo.models.inspecting import json_object, tensors
@@ -54,7 +55,8 @@ def save_model(model: PreTrainedModel, folder: Path) -> None:
         model.save_pretrained(folder)
         return
     kept: Any = model.peft_config[NAME]
-    config = kept.to_dict() | {"inference_mode": True}
+    layers = [name for name, _ in lora_layers(model)]
+    config = kept.to_dict() | {"inference_mode": True} | names_for_peft(model, layers)
     config = {key: sorted(value) if isinstance(value, set) else value for key, value in config.items()}
     (folder / CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
     tensors = {name: each.detach().cpu().contiguous() for name, each in adapter_parameters(model).items()}
@@ -83,12 +85,18 @@ def load_adapter(model: PreTrainedModel, folder: Path) -> None:
     config = _read(folder)
     fields = {name: config[name] for name in READ if config.get(name) is not None}
     _check_fields(folder, fields)
+    if weights := config.get("target_parameters"):
+        fields["target_modules"] = [
+            *fields.get("target_modules", ()),
+            *(name.removesuffix(".weight") for name in weights),
+        ]
     base = base_name(folder)
     try:
         made = import_peft().LoraConfig(**fields, task_type="CAUSAL_LM", base_model_name_or_path=base)
         inject(model, made)
     except (ValueError, TypeError, KeyError, AttributeError, RuntimeError, MemoryError) as error:
-        raise ValueError(f"path {str(folder)!r}: the adapter does not fit its base model {base!r}: {error}") from error
+        reason = " ".join(str(error).split())  # peft prints whole modules
+        raise ValueError(f"path {str(folder)!r}: the adapter does not fit its base model {base!r}: {reason}") from error
     read_adapter(model, folder)
 
 
@@ -152,9 +160,18 @@ def _read(folder: Path) -> dict[str, Any]:
         raise ValueError(f"path {str(folder)!r}: {CONFIG} has peft_type {config.get('peft_type')!r}; only LORA is read")
     for key, value in config.items():
         plain = value in PLAIN[key] if isinstance(PLAIN.get(key), tuple) else value == PLAIN.get(key)
+        plain = plain or (key == "target_parameters" and _name_layers(config))
         if value and key not in (*READ, *WITHOUT_EFFECT) and not plain:
             raise ValueError(
                 f"path {str(folder)!r}: {CONFIG} has {key} {value!r}: only plain LoRA is read; "
                 "merge it with peft, and give the merged model"
             )
     return config
+
+
+def _name_layers(config: dict[str, Any]) -> bool:
+    """Whether `target_parameters` are weights of layers, as `names_for_peft` writes them, and no experts."""
+    weights, modules = config["target_parameters"], config.get("target_modules") or []
+    return all(isinstance(each, list) for each in (weights, modules)) and all(
+        isinstance(name, str) and name.endswith(".weight") for name in weights
+    )

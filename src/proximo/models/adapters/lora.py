@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from proximo.models.adapters.quantized import Quantization, dequantize, quantized_layers
+from proximo.models.adapters.targets import short_names, target_layers
 from proximo.models.model_types import PreTrainedModel
 from proximo.models.torch_globals import guarded
 
@@ -34,7 +35,7 @@ class Lora:
     alpha: int = 32
     """Scale of the adapter; its output is multiplied by alpha / rank."""
     targets: tuple[str, ...] = ()
-    """Names of the linear layers that get an adapter, such as q_proj. Empty: all of them, except the output head."""
+    """Names of the linear layers that get an adapter, such as q_proj. Empty: all but the head, experts and routers."""
     quantize_base: Quantization | None = None
     """Quantisation of the frozen weights under the adapter (QLoRA): `int8`, or `nf4`, which needs the extra qlora.
     None: they are kept in the model's dtype."""
@@ -64,14 +65,16 @@ def add_lora(model: PreTrainedModel, lora: Lora, *, base: str, seed: int) -> Non
 
     `base` is the folder or hub id of the model, which the adapter's files name.
     """
+    layers = target_layers(model, lora.targets)
     config = import_peft().LoraConfig(
         r=lora.rank,
         lora_alpha=lora.alpha,
-        target_modules=target_names(model, lora),
+        target_modules=short_names(model, layers),
         task_type="CAUSAL_LM",
         base_model_name_or_path=base,
     )
     inject(model, config)
+    assert {name for name, _ in lora_layers(model)} == set(layers)
     random = torch.Generator().manual_seed(seed)
     for name, parameter in adapter_parameters(model).items():
         if name.endswith("lora_A.weight"):
@@ -81,40 +84,25 @@ def add_lora(model: PreTrainedModel, lora: Lora, *, base: str, seed: int) -> Non
             parameter.copy_(drawn.uniform_(-bound, bound, generator=random))
 
 
-def target_names(model: PreTrainedModel, lora: Lora) -> list[str]:
-    """Names that select the adapter's layers, as peft compares them: with the end of a layer's full name."""
-    head = model.get_output_embeddings()
-    linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear) and module is not head]
-    if not lora.targets:
-        if not linear:
-            raise ValueError(f"adapter: {type(model).__name__} has no linear layers but its head: train it whole")
-        return sorted({name.rpartition(".")[2] for name in linear})
-    for target in lora.targets:
-        if not any(name == target or name.endswith(f".{target}") for name in linear):
-            there = ", ".join(sorted({name.rpartition(".")[2] for name in linear}))
-            raise ValueError(f"adapter.targets has {target!r}, which no linear layer is called: there are {there}")
-    return sorted(lora.targets)
-
-
 def adapter_size(model: PreTrainedModel, lora: Lora) -> int:
     """Parameters that an adapter of this model would have; the model may be a skeleton without weights."""
-    targets = tuple(f".{name}" for name in target_names(model, lora))
-    return sum(
-        lora.rank * (module.in_features + module.out_features)
-        for name, module in model.named_modules()
-        if isinstance(module, nn.Linear) and f".{name}".endswith(targets)
-    )
+    layers = [model.get_submodule(name) for name in target_layers(model, lora.targets)]
+    return sum(lora.rank * (each.in_features + each.out_features) for each in layers if isinstance(each, nn.Linear))
 
 
 def inject(model: PreTrainedModel, config: Any) -> None:
     """Put the LoRA layers of a peft config into the model; in half precision they are kept in float32."""
+    shell = nn.Module()
+    # The model's own parts without its config: by a mixture's, peft would read names of layers as those of experts.
+    shell._modules, shell._parameters = model._modules, model._parameters
     with guarded():  # peft draws first weights from torch's own generator; they are overwritten
-        import_peft().inject_adapter_in_model(config, model, adapter_name=NAME)
+        import_peft().inject_adapter_in_model(config, shell, adapter_name=NAME)
+    model.peft_config = shell.peft_config
     model._hf_peft_config_loaded = True  # transformers' own methods, such as save_pretrained, know of it too
     for parameter in adapter_parameters(model).values():
         # A step of AdamW is often smaller than half precision can add to a weight.
         parameter.data = parameter.data.to(torch.promote_types(parameter.dtype, torch.float32))
-    for _, layer in _lora_layers(model):
+    for _, layer in lora_layers(model):
         layer.enable_adapters(True)  # as `adapter_off` leaves it, so that compiled layers see no difference
     model.train(model.training)  # new layers begin in training mode
 
@@ -131,7 +119,7 @@ def adapter_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
 @contextmanager
 def adapter_off(model: PreTrainedModel) -> Iterator[None]:
     """The model as it was before the adapter, exactly: the adapter's products are left out."""
-    layers = [layer for _, layer in _lora_layers(model)]
+    layers = [layer for _, layer in lora_layers(model)]
     trained = [each for each in adapter_parameters(model).values() if each.requires_grad]
     for layer in layers:
         layer.enable_adapters(False)
@@ -147,7 +135,7 @@ def adapter_off(model: PreTrainedModel) -> Iterator[None]:
 @torch.no_grad()
 def merged_weights(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
     """Name and value of every weight as `merge` would leave them, one at a time; the model is not changed."""
-    changed, quantized = dict(_lora_layers(model)), dict(quantized_layers(model))
+    changed, quantized = dict(lora_layers(model)), dict(quantized_layers(model))
     adapters = {id(parameter) for parameter in adapter_parameters(model).values()}
     for name, parameter in model.named_parameters():
         layer, _, kind = name.rpartition(".")
@@ -171,7 +159,7 @@ def merge(model: PreTrainedModel, dtype: torch.dtype | None = None) -> float:
     than the weights disappears.
     """
     errors, changes = 0.0, 0.0
-    for name, layer in list(_lora_layers(model)):
+    for name, layer in list(lora_layers(model)):
         dequantize(layer, torch.float32)
         linear = layer.get_base_layer()
         change = layer.get_delta_weight(NAME)
@@ -189,7 +177,8 @@ def merge(model: PreTrainedModel, dtype: torch.dtype | None = None) -> float:
     return (errors / changes) ** 0.5 if changes else 0.0
 
 
-def _lora_layers(model: nn.Module) -> Iterator[tuple[str, Any]]:
+def lora_layers(model: nn.Module) -> Iterator[tuple[str, Any]]:
+    """The layers that have an adapter, by their full names."""
     from peft.tuners.lora import LoraLayer
 
     return ((name, module) for name, module in model.named_modules() if isinstance(module, LoraLayer))

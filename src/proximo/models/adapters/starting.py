@@ -2,8 +2,9 @@
 
 from pathlib import Path
 
-from proximo.models.adapters.lora import import_peft
-from proximo.models.loading import base_of
+from proximo.models.adapters.lora import Lora, import_peft
+from proximo.models.adapters.targets import target_layers
+from proximo.models.loading import base_of, skeleton
 
 
 def base_for(path: str) -> str:
@@ -16,3 +17,9 @@ def base_for(path: str) -> str:
             f"(proximo merge {path} DIR), and start from that"
         )
     return str(Path(path).absolute()) if Path(path).is_dir() else path
+
+
+def check_adapter(path: str, lora: Lora) -> None:
+    """ValueError where the model of this folder or hub id cannot have this adapter; its weights are not looked at."""
+    base_for(path)
+    target_layers(skeleton(path), lora.targets)

@@ -15,7 +15,7 @@ from proximo.maths.pairwise import Dpo, Ipo, ranked_pairs
 from proximo.models import Precision, load_model, load_tokenizer, pick_device, pick_dtype, score_rows
 from proximo.models.adapters.lora import Lora, add_lora
 from proximo.models.adapters.quantized import check_quantization
-from proximo.models.adapters.starting import base_for
+from proximo.models.adapters.starting import base_for, check_adapter
 from proximo.models.compiling import allow_compiling
 from proximo.models.ends import declared_ends
 from proximo.models.model_types import PreTrainedModel
@@ -89,7 +89,7 @@ def _dpo(config: DpoConfig, attempt: Attempt, say: Callable[[str], None], ranks:
     """Train; the result is a `Fitted` as a dict, as it is stored."""
     path = resolve(config.model)
     if config.adapter is not None:
-        base_for(path)  # refuses what has no base before anything is read
+        check_adapter(path, config.adapter)
         check_quantization(config.adapter.quantize_base, pick_device(config.device))
     tokenizer, reference_path = load_tokenizer(path), path if config.reference is None else resolve(config.reference)
     if load_tokenizer(reference_path).get_vocab() != tokenizer.get_vocab():

@@ -26,7 +26,7 @@ from proximo.models import (
 )
 from proximo.models.adapters.lora import Lora, add_lora
 from proximo.models.adapters.quantized import check_quantization, quantize
-from proximo.models.adapters.starting import base_for
+from proximo.models.adapters.starting import base_for, check_adapter
 from proximo.models.compiling import allow_compiling
 from proximo.models.ends import declared_ends
 from proximo.models.model_types import PreTrainedModel, PreTrainedTokenizerBase
@@ -108,7 +108,7 @@ def _sft(config: SftConfig, attempt: Attempt, say: Callable[[str], None], ranks:
     """Train; the result is a `Fitted` as a dict, as it is stored."""
     path = None if config.model is None else resolve(config.model)
     if path is not None and config.adapter is not None:
-        base_for(path)  # refuses what has no base before anything is read
+        check_adapter(path, config.adapter)
     tokenizer = tiny_tokenizer() if path is None else load_tokenizer(path)
     data = _prepared(config, tokenizer, frozenset() if path is None else declared_ends(path))
     model, held = open_model(config, ranks)

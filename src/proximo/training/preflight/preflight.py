@@ -10,9 +10,9 @@ from proximo.algorithms import Algorithm
 from proximo.environments import played
 from proximo.maths.pieces.traits import AdvantageTraits, GateTraits
 from proximo.models import load_tokenizer, pick_device
-from proximo.models.adapters.lora import target_names
 from proximo.models.adapters.quantized import check_quantization
 from proximo.models.adapters.starting import base_for
+from proximo.models.adapters.targets import target_layers
 from proximo.models.inspecting import inspect
 from proximo.models.loading import has_score, read_config, skeleton
 from proximo.models.model_types import PreTrainedTokenizerBase
@@ -136,7 +136,7 @@ def _check_models(config: RunConfig, path: str, tokenizer: PreTrainedTokenizerBa
         frozen_names(policy, frozen)
         if adapter is not None:
             base_for(path)
-            target_names(policy, adapter)
+            target_layers(policy, adapter.targets)
         check_replay(policy, config.routing_replay)
         balance_for(config.algorithm, policy)
         if form is not None:
