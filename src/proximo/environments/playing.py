@@ -187,8 +187,9 @@ class Game:
         if episode.replies >= self.max_turns:
             episode.finish = "length"
             return
-        messages = [(turn.role, turn.text) for turn in turns]
-        tokens, texts = self.extend(episode.question.problem, episode.tokens[-1], messages)
+        assert episode.last is not None
+        messages, ending = [(turn.role, turn.text) for turn in turns], self.extend.ending(episode.last)
+        tokens, texts = self.extend(episode.question.problem, episode.tokens[-1], messages, ending)
         episode.answer(tokens, [replace(turn, text=text) for turn, text in zip(turns, texts, strict=True)])
 
     def _noted(self, what: str, failure: Failure) -> str:
