@@ -80,7 +80,7 @@ def encode(
 ) -> list[Encoded]:
     """Encode every item that fits; one that is too long or that the chat template refuses is a mistake. `ends` are as
     in `completion_tokens`."""
-    _end(tokenizer)  # a missing end token is not the fault of any item, so check it first
+    end_of(tokenizer)  # a missing end token is not the fault of any item, so check it first
     encoded = []
     for item in items:
         try:
@@ -120,12 +120,9 @@ def completion_tokens(
     tokenizer's, or one of `ends`, which the model's own files name. If the template writes none, or does not continue
     its own generation prompt, they are the reply itself and the tokenizer's end token.
     """
-    end, word = _end(tokenizer)
-    text = text.removesuffix(word)
-    every = {end, *ends}
-    for other in (word, *(str(tokenizer.convert_ids_to_tokens(each)) for each in sorted(every - {end}))):
-        if other and other in text:
-            raise ValueError(f"a completion contains {other!r} before its end: a sampler would have stopped there")
+    end, word = end_of(tokenizer)
+    text, every = text.removesuffix(word), {end, *ends}
+    check_ends(tokenizer, text, ends)
     asked = asked_text(tokenizer, prompt)
     if not isinstance(prompt, str):
         reply = _rendered_reply(tokenizer, prompt, asked, text)
@@ -135,7 +132,15 @@ def completion_tokens(
     return (*reply_tokens(tokenizer, asked, text), end)
 
 
-def _end(tokenizer: PreTrainedTokenizerBase) -> tuple[int, str]:
+def check_ends(tokenizer: PreTrainedTokenizerBase, text: str, ends: Collection[int] = ()) -> None:
+    """Refuse a reply that spells an end token, the tokenizer's or one of `ends`."""
+    end, word = end_of(tokenizer)
+    for other in (word, *(str(tokenizer.convert_ids_to_tokens(each)) for each in sorted({*ends} - {end}))):
+        if other and other in text:
+            raise ValueError(f"a completion contains {other!r} before its end: a sampler would have stopped there")
+
+
+def end_of(tokenizer: PreTrainedTokenizerBase) -> tuple[int, str]:
     """The end token's id and text."""
     number, word = tokenizer.eos_token_id, tokenizer.eos_token
     if not isinstance(number, int) or not isinstance(word, str):
