@@ -200,14 +200,15 @@ class ScoringModel:
 
     def _reply(self, problem: Problem, completion: Completion) -> tuple[int, ...]:
         """A finished completion ends with an end token, a truncated one does not."""
-        finished = completion.finish == "stop"
+        finished, arguments = completion.finish == "stop", problem.chat_template_kwargs
+        text = partial(completion_tokens, self.tokenizer, problem.prompt, completion.text, self.ends)
         if not self.same_tokens:
-            tokens = completion_tokens(self.tokenizer, problem.prompt, completion.text, self.ends)
+            tokens = text(arguments=arguments)
             return tokens if finished else tokens[:-1]
         tokens = completion.tokens
         # One that a stop string ended has it in its tokens but not in its text, and no end token of its own.
         is_open = finished and (not tokens or tokens[-1] not in self.policy_ends)
-        return completion_tokens(self.tokenizer, problem.prompt, completion.text, self.ends) if is_open else tokens
+        return text(arguments=arguments, sampled=True) if is_open else tokens
 
     # Episodes, in another vocabulary than the policy's
 
