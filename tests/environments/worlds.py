@@ -71,7 +71,7 @@ class Broken(Environment):
             return Observation("on")
         match self.how:
             case "raise":
-                raise KeyError("turn 3")
+                raise ConnectionError("turn 3")
             case "hang":
                 time.sleep(100)
             case "exit":
@@ -179,3 +179,25 @@ class Loud(Environment):
         for _ in range(12):
             print("x" * 2**20, flush=True)
         return Done(1.0)
+
+
+class Counter(Environment):
+    """Adds what it is told; two replies earn a little, and the third ends it. Some replies are its own errors."""
+
+    own_errors = (ZeroDivisionError,)
+
+    def reset(self, problem: dict[str, Any]) -> None:
+        self.seen = 0
+
+    async def step(self, reply: str) -> Observation | Done:
+        self.seen += 1
+        match reply:
+            case "own":
+                return Done(1 / 0)
+            case "network":
+                raise type("ReadTimeout", (Exception,), {})("late")
+            case "caused":
+                raise RuntimeError("no score") from ConnectionResetError("gone")
+            case "missing":
+                raise NotImplementedError
+        return Done(1.0) if self.seen == int(reply) else Observation(f"{self.seen}", 0.1 * self.seen)

@@ -12,7 +12,7 @@ from proximo.environments.episodes import Episode
 from proximo.environments.extending import Extender
 from proximo.environments.protocol import Ask, Question
 from proximo.environments.tool_calls import THOUGHT, Call, CallFormat, spoken
-from proximo.rewards.failures import Failure
+from proximo.rewards.failures import Failure, plain
 from proximo.rewards.grading import note_failure
 from proximo.rewards.judges.usage import Usage
 from proximo.samplers import Stream, gathered
@@ -39,6 +39,8 @@ class Game:
     form: CallFormat
     max_turns: int
     max_turn_tokens: int | None
+    lowest: float
+    """Reward of an episode in which the policy causes an error."""
     times: Usage
     """Counts the episodes, their seconds from start to end, and those in which all waited for answers."""
 
@@ -176,6 +178,10 @@ class Game:
         for episode, answer in zip(live, answers, strict=True):
             if isinstance(answer, Failure):
                 episode.fail(self._noted(f"step {episode.replies}", answer))
+                continue
+            if "error" in answer:
+                error = Failure(plain(str(answer["error"]), 80), plain(str(answer.get("message"))), graded=True)
+                episode.lose(self.lowest, self._noted(f"step {episode.replies}", error))
                 continue
             episode.earn(answer["reward"])
             if answer.get("done"):

@@ -26,6 +26,8 @@ class VerifiersServer(Environment):
     Requests that offer tools are refused: play with a harness that has none, such as `null`.
     """
 
+    own_errors = (Exception,)  # a server that fails says no more than that
+
     def __init__(self, address: str = "tcp://127.0.0.1:5000") -> None:
         self._address = address
         self._known: list[tuple[str, str]] = []

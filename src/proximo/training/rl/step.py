@@ -99,6 +99,7 @@ def _tell(run: Run, step: int, collected: Collected, assembled: Assembled | None
         notices += skipped_updates(run.folder, step, assembled.batch, updates)
     lines = run.unscored.look([*collected.groups, *collected.dropped])
     told = [(each.kind, each.message) for each in notices] + [("unscored", line) for line in lines]
+    told += [("failed_episodes", line) for line in run.failed_episodes.lines()]
     told += [("judge", line) for line in run.grading.take_notices()]
     for each in filter(None, (run.ahead, run.in_flight)):
         told += each.take_notices()
