@@ -209,6 +209,19 @@ def test_worlds_of_this_process_fail_alike():
     assert found == {"done": True, "error": "KeyError", "message": ANY}
 
 
+def test_each_call_of_a_reply_has_random_numbers_of_its_own():
+    call = '<tool_call>{"name": "roll", "arguments": {}}</tool_call>'
+
+    def rolled() -> list[str]:
+        environment, tokenizer = MultiTurn(tools=(f"{HERE}:roll",)), chat_tokenizer("qwen")
+        [siblings], _ = played(environment, tokenizer, lambda *place: "done" if place[2] else call * 4, TALKED)
+        return [turn.text for each in siblings for turn in each.turns if turn.role == "tool"]
+
+    first = rolled()
+    assert len(first) == len(set(first)) == 8
+    assert first == rolled()
+
+
 def test_one_episode_that_hangs_takes_no_other_with_it(workers):
     environment = MultiTurn(f"{HERE}:Picky", seconds=1.0)
     [siblings], _ = played(environment, TOKENIZER, lambda key, sample, turn: "ab"[sample == 1], ASKED[:1], samples=4)

@@ -201,3 +201,8 @@ class Counter(Environment):
             case "missing":
                 raise NotImplementedError
         return Done(1.0) if self.seen == int(reply) else Observation(f"{self.seen}", 0.1 * self.seen)
+
+
+def roll() -> str:
+    """Roll a die."""
+    return str(random.random())

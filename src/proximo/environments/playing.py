@@ -107,9 +107,9 @@ class Game:
     def _answer(self, live: Sequence[Episode]) -> None:
         called = [(each, self._calls(each)) for each in live]
         results: dict[int, list[tuple[Call, Answer]]] = {each.number: [] for each in live}
-        for turn in _each_in_turn(called):  # an episode makes one call at a time
+        for place, turn in enumerate(_each_in_turn(called)):  # an episode makes one call at a time
             right = [(episode, call) for episode, call in turn if not call.mistake]
-            answers = iter(self.host.ask([(e.number, self._message(e, "call", call)) for e, call in right]))
+            answers = iter(self.host.ask([(e.number, self._call_message(e, call, place)) for e, call in right]))
             for episode, call in turn:
                 mistake = {"text": f"Error: {call.mistake}", "failed": MALFORMED}
                 results[episode.number].append((call, mistake if call.mistake else next(answers)))
@@ -146,12 +146,16 @@ class Game:
         assert isinstance(text, str)
         return text
 
-    def _message(self, episode: Episode, do: str, call: Call | None = None) -> Mapping[str, Any]:
-        seed = self._seed(episode.question.request.key, episode.sample, episode.replies)
-        if call is not None:
-            return {"do": do, "name": call.name, "arguments": dict(call.arguments), "seed": seed}
+    def _call_message(self, episode: Episode, call: Call, place: int) -> Mapping[str, Any]:
+        """`place`: which of the calls of its reply; each has random numbers of its own."""
+        later = (place,) if place else ()
+        seed = self._seed(episode.question.request.key, episode.sample, episode.replies, *later)
+        return {"do": "call", "name": call.name, "arguments": dict(call.arguments), "seed": seed}
+
+    def _step_message(self, episode: Episode) -> Mapping[str, Any]:
         assert episode.last is not None
-        return {"do": do, "reply": episode.last.text, "seed": seed}
+        seed = self._seed(episode.question.request.key, episode.sample, episode.replies)
+        return {"do": "step", "reply": episode.last.text, "seed": seed}
 
     def _take_results(self, episode: Episode, results: Sequence[tuple[Call, Answer]]) -> None:
         """Tools that failed are an answer too; a process that was killed takes an environment with it."""
@@ -174,7 +178,7 @@ class Game:
             for episode in live:
                 episode.finish = "stop"
             return
-        answers = self.host.ask([(each.number, self._message(each, "step")) for each in live])
+        answers = self.host.ask([(each.number, self._step_message(each)) for each in live])
         for episode, answer in zip(live, answers, strict=True):
             if isinstance(answer, Failure):
                 episode.fail(self._noted(f"step {episode.replies}", answer))
