@@ -222,6 +222,14 @@ def test_each_call_of_a_reply_has_random_numbers_of_its_own():
     assert first == rolled()
 
 
+def test_what_episodes_need_is_imported_once_before_them():
+    environment = MultiTurn(f"{HERE}:Prepared", {"label": "x"}, max_turns=2)
+    found, _ = played(environment, TOKENIZER, say, ASKED, samples=3)
+    [text] = {each.turns[1].text for siblings in found for each in siblings}
+    parent = text.rpartition(" ")[2]
+    assert text == f"['x {parent}'] {parent}"
+
+
 def test_one_episode_that_hangs_takes_no_other_with_it(workers):
     environment = MultiTurn(f"{HERE}:Picky", seconds=1.0)
     [siblings], _ = played(environment, TOKENIZER, lambda key, sample, turn: "ab"[sample == 1], ASKED[:1], samples=4)

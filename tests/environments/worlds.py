@@ -8,7 +8,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from proximo import Done, Environment, Observation
 
@@ -206,3 +206,22 @@ class Counter(Environment):
 def roll() -> str:
     """Roll a die."""
     return str(random.random())
+
+
+class Prepared(Environment):
+    """Says which process it was prepared in, and by what."""
+
+    prepared: ClassVar[list[str]] = []
+
+    def __init__(self, label: str) -> None:
+        self.label = label
+
+    @classmethod
+    def before_episodes(cls, label: str) -> None:
+        cls.prepared.append(f"{label} {os.getpid()}")
+
+    def reset(self, problem: dict[str, Any]) -> None:
+        pass
+
+    def step(self, reply: str) -> Observation:
+        return Observation(f"{self.prepared} {os.getppid()}")

@@ -46,6 +46,11 @@ class Environment:
     own_errors: tuple[type[Exception], ...] = ()
     """Exceptions of `step` that are the environment's own fault; (Exception,): all of them."""
 
+    @classmethod
+    def before_episodes(cls, **arguments: Any) -> None:
+        """Import what episodes need, so that none of them does it again: called once, with the arguments of the class,
+        in the process that they are forked from. Nothing that is opened here may be used by several of them."""
+
     def reset(self, problem: dict[str, Any]) -> Any:
         """Start an episode of a problem: its `id`, `prompt`, `answer`, and the other columns of the data by name.
 

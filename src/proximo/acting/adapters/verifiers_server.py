@@ -32,6 +32,12 @@ class VerifiersServer(Environment):
         self._address = address
         self._known: list[tuple[str, str]] = []
 
+    @classmethod
+    def before_episodes(cls, **_: Any) -> None:
+        import verifiers.v1.configs.client
+        import verifiers.v1.serve
+        import verifiers.v1.types  # noqa: F401
+
     async def reset(self, problem: dict[str, Any]) -> None:
         from verifiers.v1.configs.client import EvalClientConfig
         from verifiers.v1.serve import EnvClient
