@@ -127,6 +127,12 @@ class Completion:
         return sum(self.sampled) if self.sampled else len(self.tokens)
 
     @property
+    def messages(self) -> list[dict[str, str]]:
+        """As messages: one reply, or all turns of several."""
+        turns = [{"role": turn.role, "content": turn.text} for turn in self.turns]
+        return turns or [{"role": "assistant", "content": self.text}]
+
+    @property
     def earned(self) -> float | None:
         """Sum of what its turns earned; None where turns earn nothing by themselves."""
         rewards = [turn.reward for turn in self.turns if turn.reward is not None]

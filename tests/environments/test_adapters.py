@@ -69,6 +69,101 @@ def test_a_taxi_of_gymnasium_takes_numbers_and_pays_each_turn():
     assert [each.earned for (each,) in groups] == [-2.0] * 3
 
 
+# verifiers, by a stand-in
+
+STAND_IN = {
+    "verifiers/__init__.py": "",
+    "verifiers/v1/utils/__init__.py": "",
+    "verifiers/v1/__init__.py": """
+import os, pathlib
+with open(os.environ["IMPORTS"], "a") as file:
+    file.write("verifiers\\n")
+
+class EnvInfo:
+    def __init__(self, id): pass
+
+class Episode:
+    def __init__(self, env, task): self.traces = []
+""",
+    "verifiers/v1/utils/loaders.py": """
+import importlib, types
+from verifiers.v1.agent import Segment
+
+class Environment:
+    _agent_specs, config = {"agent": None}, types.SimpleNamespace(env_id="e")
+    def __init__(self, taskset): self.taskset = taskset
+    async def setup(self, agents): pass
+    async def finalize(self, task, episode): pass
+    async def run(self, task, agents): await agents.agent.run(task)
+
+def resolve_env_config(given):
+    return importlib.import_module(given["taskset"]["id"])
+
+def load_environment(config):
+    return Environment(config.tasks())
+""",
+    "verifiers/v1/trace.py": """
+class TraceTask:
+    def __init__(self, type, data, key, hash): pass
+
+class AgentInfo(TraceTask):
+    def __init__(self, config, name, trainable): pass
+
+class Trace:
+    def __init__(self, task, agent): self.reward = 0.0
+""",
+    "verifiers/v1/types.py": """
+class AssistantMessage:
+    role = "assistant"
+    def __init__(self, content): self.content = content
+
+class Response:
+    def __init__(self, id, created, model, message, finish_reason): self.message = message
+
+def content_text(content): return content
+""",
+    "verifiers/v1/dialects.py": "def parse_message(each): return each",
+    "verifiers/v1/agent.py": "class Segment:\n    def __init__(self, messages): self.messages = messages",
+    "verifiers/v1/graph.py": """
+class Turn:
+    def __init__(self, trace): self.trace = trace
+    def commit(self, response): self.trace.reward = float(response.message.content == "7")
+
+def prepare_turn(trace, messages): return Turn(trace)
+""",
+    "their_tasks.py": """
+import os, types
+with open(os.environ["IMPORTS"], "a") as file:
+    file.write("tasks\\n")
+
+class Task:
+    key, hash, data = "k", "h", types.SimpleNamespace(system_prompt=None, prompt="What?")
+    async def score(self, trace): pass
+
+def tasks(): return [Task()]
+""",
+}
+
+
+def test_verifiers_is_imported_once_and_not_in_every_episode(tmp_path, monkeypatch):
+    for name, text in STAND_IN.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("IMPORTS", str(tmp_path / "imports"))
+    environment = MultiTurn("proximo.acting.adapters.verifiers:Verifiers", {"taskset": "their_tasks"})
+    problems = [Problem(str(number), ASKED.prompt, None, {"task": 0}) for number in range(2)]
+    with Grading().active() as grading:
+        found, _ = played(
+            environment, chat_tokenizer("qwen"), lambda _, sample, turn: "77x7"[sample], problems, samples=4
+        )
+        failed = [*grading.failures.take(), *grading.failed.take()]
+        grading.close()
+    assert [str(each) for each in failed] == []
+    assert [each.earned for siblings in found for each in siblings] == [1.0, 1.0, 0.0, 1.0] * 2
+    assert (tmp_path / "imports").read_text().split() == ["verifiers", "tasks"]
+
+
 # MCP
 
 TIME = """

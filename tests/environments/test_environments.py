@@ -57,6 +57,24 @@ def test_each_turn_has_random_numbers_of_its_own(sampler):
     assert again == turns[2]
 
 
+def test_the_same_turn_asked_again_is_drawn_anew(sampler):
+    """Within a call and in later ones; and in the same order of asking, the same again."""
+
+    def replies() -> list[tuple[int, ...]]:
+        ask = Ask(sampler, TOKENIZER, OPTIONS, seed=3, step=1, version=0)
+        request = Request(0, (5, 6, 7), 1)
+        found = [one.tokens for _, (one,) in sorted(ask([request, request]))]
+        found += [one.tokens for _ in range(2) for _, (one,) in ask([request])]
+        found += [one.tokens for _, (one,) in ask([replace(request, first_sample=1)])]
+        return found
+
+    first = replies()
+    assert len(set(first)) == 5
+    assert first == replies()
+    [(_, (alone, sibling))] = sampler.stream([Request(0, (5, 6, 7), 2)], OPTIONS, seed=3, step=1, version=0)
+    assert [first[0], first[4]] == [alone.tokens, sibling.tokens]  # asked once, nothing has changed
+
+
 def test_a_turn_before_the_first_is_refused(sampler):
     with pytest.raises(ValueError, match=r"requests\[0\]: turn -1, first_sample 0: both count from 0"):
         list(asking(sampler)([replace(REQUEST, turn=-1)]))

@@ -12,10 +12,12 @@ from tokenizers.trainers import BpeTrainer
 from transformers import PreTrainedTokenizerFast
 
 from proximo.environments.extending import Extender, RewrittenTurns
+from proximo.models import tiny_tokenizer
 from proximo.models.tokens.templates import rendered
 from proximo.models.tokens.tokenizing import problem_tokens
-from proximo.types import Problem
+from proximo.types import Completion, Problem
 from tests.environments.chat_templates import ENDS, TEMPLATES, chat_tokenizer
+from tests.environments.template_table import ALPACA, MARKS, TABLE
 
 ASKED = Problem("1", ({"role": "user", "content": "What is 3+4?"},), None)
 END_IDS = {family: int(str(chat_tokenizer(family).eos_token_id)) for family in TEMPLATES}
@@ -141,3 +143,94 @@ def test_a_template_that_rewrites_the_start_of_a_reply_is_named():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         Extender(TOKENIZERS["qwen"], 10)(ASKED, 5, [("user", "no")])
+
+
+# Templates of many families
+
+
+def family_tokenizer(template: str):
+    tokenizer = tiny_tokenizer()
+    tokenizer.add_special_tokens({"bos_token": "<s>", "eos_token": "</s>", "extra_special_tokens": MARKS})
+    tokenizer.chat_template = template
+    return tokenizer
+
+
+FAMILIES = {name: family_tokenizer(template) for name, (template, _) in TABLE.items()}
+
+
+def in_turn(tokenizer, prompt, reply: str, answer: str, spelled: str, text: str) -> tuple[list[int], list[int]]:
+    """Prompt, reply and what is written behind it, as tokens, and what the template makes of the whole conversation.
+    `spelled`: what the policy sampled; `text`: what its sampler says of it."""
+    problem = Problem("1", prompt, None)
+    tokens = tokenizer.encode(spelled, add_special_tokens=False)
+    extend, completion = Extender(tokenizer, 100), Completion(tuple(tokens), (), text, "stop")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RewrittenTurns)
+        answers, _ = extend(problem, tokens[-1], [("user", answer)], extend.ending(completion))
+    messages = [*prompt, {"role": "assistant", "content": reply}, {"role": "user", "content": answer}]
+    whole = tokenizer.encode(rendered(tokenizer, messages, for_answer=True), add_special_tokens=False)
+    return [*problem_tokens(tokenizer, problem), *tokens, *answers], whole
+
+
+def as_rendered(name: str, reply: str) -> str:
+    """A reply as a model samples it that has learned its template, up to its end."""
+    tokenizer, end = FAMILIES[name], TABLE[name][1]
+    asked = rendered(tokenizer, ASKED.prompt, for_answer=True)
+    both = [*ASKED.prompt, {"role": "assistant", "content": reply}]
+    return rendered(tokenizer, both, for_answer=False).removeprefix(asked).partition(end)[0] + end
+
+
+@pytest.mark.parametrize("name", TABLE)
+@pytest.mark.parametrize("answer", ["no, more", "  3 rows\n\n", "\nlow "])
+def test_a_continued_episode_is_what_the_template_makes_of_the_whole_conversation(name, answer):
+    tokenizer = FAMILIES[name]
+    found, whole = in_turn(tokenizer, ASKED.prompt, REPLY, answer, as_rendered(name, REPLY), REPLY)
+    assert found == whole
+    # A reply that was cut gets its end from the template.
+    cut = as_rendered(name, REPLY).removesuffix(TABLE[name][1]).rstrip()
+    found, whole = in_turn(tokenizer, ASKED.prompt, REPLY, answer, cut, REPLY)
+    assert found == whole
+    for system in ("Be short.", "You are a clerk.") if name in ("qwen-2.5", "deepseek", "phi-3", "llama-2") else ():
+        told = ({"role": "system", "content": system}, *ASKED.prompt)
+        found, whole = in_turn(tokenizer, told, REPLY, answer, as_rendered(name, REPLY), REPLY)
+        assert found == whole
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_a_reply_that_ends_without_the_templates_white_space_is_ended_once(name):
+    end = TABLE[name][1]
+    found, whole = in_turn(FAMILIES[name], ASKED.prompt, REPLY, "no", REPLY + end, REPLY)
+    text = FAMILIES[name].decode(found, clean_up_tokenization_spaces=False)
+    assert text.count(end) == FAMILIES[name].decode(whole, clean_up_tokenization_spaces=False).count(end)
+    assert f"{REPLY}{end}" in text
+
+
+def test_white_space_of_a_cut_reply_is_not_doubled():
+    found, whole = in_turn(FAMILIES["llama-2"], ASKED.prompt, f"{REPLY} ", "no", f" {REPLY} ", f"{REPLY} ")
+    assert found == whole
+
+
+def test_a_stop_string_is_the_end_that_the_template_writes():
+    tokenizer = family_tokenizer(ALPACA)
+    for spelled in (f"{REPLY}\n\n", REPLY):
+        found, whole = in_turn(tokenizer, ASKED.prompt, REPLY, "no", spelled, REPLY)
+        assert found == whole
+
+
+def test_templates_that_know_no_tools_get_their_results_as_a_question():
+    for name in ("llama-2", "mistral-1", "mistral-3", "gemma"):
+        tokenizer = FAMILIES[name]
+        tokens = tokenizer.encode(as_rendered(name, REPLY), add_special_tokens=False)
+        found, _ = Extender(tokenizer, 100)(ASKED, tokens[-1], [("tool", "4"), ("tool", "5")])
+        one, _ = Extender(tokenizer, 100)(ASKED, tokens[-1], [("user", "4\n5")])
+        assert found == one
+
+
+def test_a_system_message_that_is_written_again_is_that_of_its_own_prompt():
+    extend, tokenizer = Extender(FAMILIES["mistral-3"], 100), FAMILIES["mistral-3"]
+    for system in ("Be short.", "Count.", "Be short."):
+        problem = Problem("1", ({"role": "system", "content": system}, *ASKED.prompt), None)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RewrittenTurns)
+            tokens, _ = extend(problem, tokenizer.eos_token_id, [("user", "no")])
+        assert tokenizer.decode(list(tokens), clean_up_tokenization_spaces=False) == f"[INST] {system}\n\nno[/INST]"

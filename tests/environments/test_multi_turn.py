@@ -9,12 +9,13 @@ import threading
 from contextvars import copy_context
 from dataclasses import replace
 from itertools import compress
+from unittest.mock import ANY
 
 import pytest
 
 from proximo import toml
 from proximo.acting import hosts
-from proximo.acting.instance import allowed
+from proximo.acting.instance import Instance, allowed
 from proximo.environments import MultiTurn
 from proximo.environments.episodes import Episode
 from proximo.environments.protocol import Question
@@ -145,7 +146,10 @@ def test_what_reset_opens_belongs_to_one_sibling(workers):
 @pytest.mark.parametrize(
     ("how", "message"),
     [
-        ("raise", r"Broken: 2 completions unscored \(KeyError\): step 3: KeyError: 'turn 3' \(worlds.py, line \d+\)"),
+        (
+            "raise",
+            r"Broken: 2 completions unscored \(ConnectionError\): step 3: ConnectionError: turn 3 \(worlds.py, line \d",
+        ),
         ("hang", r"\(time\): step 3: no answer within 1 s"),
         ("exit", r"\(time\): step 3: no answer within 1 s, or its process died"),
         ("junk", r"\(TypeError\): step 3: TypeError: step returned 'a text': return an Observation"),
@@ -161,6 +165,69 @@ def test_an_environment_that_fails_leaves_its_episode_unscored(workers, how, mes
     assert re.search(message, failures(workers))
     assert siblings[0].turns[-1].failed
     assert len(siblings[0].turns) == (1 if how in ("reset", "start") else 5)
+
+
+@pytest.mark.parametrize(("declared", "lowest"), [(None, 0.0), ((-1.0, 1.0), -1.0)])
+def test_an_error_that_a_reply_causes_is_the_lowest_reward(workers, declared, lowest):
+    replies = [["3", "3", "x"], ["3", "3", "3"], ["", "", ""], ["9", "9", "9"]]
+    environment = MultiTurn(f"{HERE}:Counter", max_turns=3, reward_range=declared)
+    [siblings], _ = played(environment, TOKENIZER, lambda _, sample, turn: replies[sample][turn], ASKED[:1], samples=4)
+    failed, right, at_once, cut = siblings
+    assert (right.earned, cut.earned) == (pytest.approx(1.3), pytest.approx(0.6))
+    assert failed.earned == at_once.earned == lowest  # to the last bit: siblings that failed are equal
+    assert [each.finish for each in siblings] == ["stop", "stop", "stop", "length"]
+    assert [turn.failed for turn in failed.turns][:-1] == [""] * 4
+    assert "ValueError: invalid literal for int()" in failed.turns[-1].failed
+    assert failures(workers) == ""
+    [told] = map(str, workers.failed.take())
+    assert re.search(r"Counter: 2 episodes failed, with the lowest reward \(ValueError\): step \d: .*worlds.py", told)
+
+
+def test_an_episode_that_had_earned_less_than_the_lowest_keeps_it(workers):
+    environment = MultiTurn(f"{HERE}:Counter", max_turns=3, reward_range=(0.5, 1.0))
+    [[failed]], _ = played(environment, TOKENIZER, lambda _, sample, turn: "33x"[turn], ASKED[:1], samples=1)
+    assert failed.earned == pytest.approx(0.3)
+    assert len(workers.failed.take()) == 1
+
+
+@pytest.mark.parametrize("reply", ["own", "network", "caused", "missing"])
+def test_an_error_of_the_environment_itself_is_no_score(workers, reply):
+    environment = MultiTurn(f"{HERE}:Counter", max_turns=3, reward_range=(-1.0, 1.0))
+    [siblings], _ = played(environment, TOKENIZER, lambda key, sample, turn: reply, ASKED[:1])
+    assert all(math.isnan(each.earned or 0.0) for each in siblings)
+    assert "2 completions unscored" in failures(workers)
+    assert workers.failed.take() == []
+
+
+def test_worlds_of_this_process_fail_alike():
+    def refuses(message):
+        raise KeyError(message)
+
+    environment = type("Refuses", (), {"step": lambda self, reply: refuses(reply)})()
+    instance = Instance(lambda: environment, {}, lambda result: result, 100)
+    found = instance.answer({"do": "step", "reply": "x"})
+    assert found == {"done": True, "error": "KeyError", "message": ANY}
+
+
+def test_each_call_of_a_reply_has_random_numbers_of_its_own():
+    call = '<tool_call>{"name": "roll", "arguments": {}}</tool_call>'
+
+    def rolled() -> list[str]:
+        environment, tokenizer = MultiTurn(tools=(f"{HERE}:roll",)), chat_tokenizer("qwen")
+        [siblings], _ = played(environment, tokenizer, lambda *place: "done" if place[2] else call * 4, TALKED)
+        return [turn.text for each in siblings for turn in each.turns if turn.role == "tool"]
+
+    first = rolled()
+    assert len(first) == len(set(first)) == 8
+    assert first == rolled()
+
+
+def test_what_episodes_need_is_imported_once_before_them():
+    environment = MultiTurn(f"{HERE}:Prepared", {"label": "x"}, max_turns=2)
+    found, _ = played(environment, TOKENIZER, say, ASKED, samples=3)
+    [text] = {each.turns[1].text for siblings in found for each in siblings}
+    parent = text.rpartition(" ")[2]
+    assert text == f"['x {parent}'] {parent}"
 
 
 def test_one_episode_that_hangs_takes_no_other_with_it(workers):

@@ -9,7 +9,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from proximo import Done, Environment, Observation
 
@@ -72,7 +72,7 @@ class Broken(Environment):
             return Observation("on")
         match self.how:
             case "raise":
-                raise KeyError("turn 3")
+                raise ConnectionError("turn 3")
             case "hang":
                 time.sleep(100)
             case "exit":
@@ -195,3 +195,49 @@ class Loud(Environment):
         for _ in range(12):
             print("x" * 2**20, flush=True)
         return Done(1.0)
+
+
+class Counter(Environment):
+    """Adds what it is told; two replies earn a little, and the third ends it. Some replies are its own errors."""
+
+    own_errors = (ZeroDivisionError,)
+
+    def reset(self, problem: dict[str, Any]) -> None:
+        self.seen = 0
+
+    async def step(self, reply: str) -> Observation | Done:
+        self.seen += 1
+        match reply:
+            case "own":
+                return Done(1 / 0)
+            case "network":
+                raise type("ReadTimeout", (Exception,), {})("late")
+            case "caused":
+                raise RuntimeError("no score") from ConnectionResetError("gone")
+            case "missing":
+                raise NotImplementedError
+        return Done(1.0) if self.seen == int(reply) else Observation(f"{self.seen}", 0.1 * self.seen)
+
+
+def roll() -> str:
+    """Roll a die."""
+    return str(random.random())
+
+
+class Prepared(Environment):
+    """Says which process it was prepared in, and by what."""
+
+    prepared: ClassVar[list[str]] = []
+
+    def __init__(self, label: str) -> None:
+        self.label = label
+
+    @classmethod
+    def before_episodes(cls, label: str) -> None:
+        cls.prepared.append(f"{label} {os.getpid()}")
+
+    def reset(self, problem: dict[str, Any]) -> None:
+        pass
+
+    def step(self, reply: str) -> Observation:
+        return Observation(f"{self.prepared} {os.getppid()}")

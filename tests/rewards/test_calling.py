@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from proximo.rewards import GivenFunction, GraderFailed, PythonFunction
-from proximo.rewards.calling import RUBRIC, TRL, VERIFIERS, VERL, VERL_BATCH, adapted
+from proximo.rewards.calling import RUBRIC, TRL, VERIFIERS, VERL, VERL_BATCH, VERL_WHOLE, adapted
 from proximo.types import Completion, Problem
 from tests.rewards import others_rewards as others
 
@@ -49,6 +49,41 @@ def test_forms():
     columns = {"prompts": ["p"], "completions": ["2"], "answer": ["2"], "data_source": ["dict"]}
     assert adapted(others.compute_score)(columns, 1) == [1.0]  # of a dictionary, its score
     assert adapted(others.slow_trl)({**columns, "kind": ["neither"]}, 1) == [None]
+
+
+TINYZERO = "A conversation between User and Assistant.\nUser: make 2.\nAssistant: Let me think.\n<think>"
+PROMPTS = {
+    "text with its header": TINYZERO,
+    "message with its header": ({"role": "user", "content": TINYZERO},),
+    "conversation": ({"role": "system", "content": "Be short."}, {"role": "user", "content": "make 2."}),
+    "in ChatML": "<|im_start|>user\nmake 2<|im_end|>\n<|im_start|>assistant\n<think>",
+}
+
+
+@pytest.mark.parametrize("prompt", PROMPTS)
+def test_functions_that_take_prompt_and_answer_in_one_text_get_them(prompt: str, grading):
+    truth = {"ground_truth": {"target": 2, "numbers": [1, 1]}}
+    problem = Problem("sum", PROMPTS[prompt], None, {"data_source": "countdown", "reward_model": truth})
+    said = [Completion((1,), (), f"{text}</think> <answer>{text}</answer>", "stop") for text in ("2", "3")]
+    said.append(Completion((1,), (), "2", "stop"))
+    for name in ("countdown_score", "chosen_score"):
+        assert GivenFunction.of(getattr(others, name))([problem] * 3, said) == [1.0, 0.1, 0.0]
+        assert grading.called()[-1] == f"reward {name}: called as {VERL_WHOLE}"
+    path = f"{Path(others.__file__)}:countdown_score"
+    assert PythonFunction(path)([problem] * 3, said) == [1.0, 0.1, 0.0]
+
+
+def test_a_header_may_be_a_pattern_of_the_module():
+    assert adapted(others.patterned).headers == ("<|im_start|>assistant",)
+    assert adapted(others.patterned)({"prompts": [ASKED], "completions": ["2"]}, 1) == [1.0]
+
+
+def test_functions_that_only_forbid_a_header_get_the_answer_alone():
+    assert adapted(others.polite_score).form == VERL
+    columns = {"prompts": [TINYZERO], "completions": ["it is 2"], "ground_truth": ["2"]}
+    assert adapted(others.polite_score)(columns, 1) == [1.0]
+    with pytest.raises(ValueError, match="looks for 'Assistant:' in solution_strs, which are answers without their"):
+        adapted(others.wholes_score)
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from proximo.rewards.judges.verdicts import as_data, asked, read
 from proximo.training.preflight.preflight import preflight
 from proximo.training.reward_mix import RewardMix, WeightedRule
 from proximo.training.runfolder.config_changes import differences, fingerprints
-from proximo.types import Completion, Problem
+from proximo.types import Completion, Problem, Turn
 from tests.rewards.judge_server import JudgeServer, by_length, case_of, verdict
 
 PROBLEM = Problem("p", "2+2=", "4", {"hint": "small"})
@@ -93,6 +93,16 @@ def test_what_is_judged_cannot_leave_its_place(marker: str):
     assert marker not in messages[1]["content"]
     assert json.loads(messages[1]["content"])["completion"] == text  # and nothing is lost
     assert as_data({"a": "1 < 2, [a], x[0]"}) == '{\n "a": "1 < 2, [a], x[0]"\n}'
+
+
+def test_a_judge_reads_all_turns_of_an_episode():
+    turns = (Turn("assistant", "3", 1), Turn("user", "higher", 2), Turn("assistant", "7", 3))
+    completion = Completion((1, 2, 3), (0.0,) * 3, "7", "stop", turns=turns)
+    messages = asked("R", (0.0, 10.0), (), PROBLEM, completion)
+    told = [(each["role"], each["content"]) for each in json.loads(messages[1]["content"])["completion"]]
+    assert told == [("assistant", "3"), ("user", "higher"), ("assistant", "7")]
+    alone = replace(completion, turns=(Turn("assistant", "7", 3),))
+    assert json.loads(asked("R", (0.0, 10.0), (), PROBLEM, alone)[1]["content"])["completion"] == "7"
 
 
 # How replies are read

@@ -26,6 +26,10 @@ class Done:
 class Environment:
     """An episode of several turns. Each sample of a problem has an instance of its own, which may keep what it likes.
 
+    What `step` raises is the policy's doing, such as a reply that `int` cannot read: the episode has failed, and earned
+    the lowest reward. What no reply causes leaves it unscored: files, connections and time limits (OSError, names with
+    Timeout or Connection), memory, and the exceptions in `own_errors`.
+
     Both methods may be `async def`. Random numbers of Python, numpy and torch are seeded before each call, so that a
     resumed run repeats them.
 
@@ -38,6 +42,14 @@ class Environment:
                 guess = int(reply)
                 return Done(1.0) if guess == self.number else Observation("higher" if guess < self.number else "lower")
     """
+
+    own_errors: tuple[type[Exception], ...] = ()
+    """Exceptions of `step` that are the environment's own fault; (Exception,): all of them."""
+
+    @classmethod
+    def before_episodes(cls, **arguments: Any) -> None:
+        """Import what episodes need, so that none of them does it again: called once, with the arguments of the class,
+        in the process that they are forked from. Nothing that is opened here may be used by several of them."""
 
     def reset(self, problem: dict[str, Any]) -> Any:
         """Start an episode of a problem: its `id`, `prompt`, `answer`, and the other columns of the data by name.

@@ -3,13 +3,20 @@
 import inspect
 import json
 import math
+import re
+import traceback
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from proximo.acting import Done, Observation
 
 CUT = " ... (cut)"
 """Written after an answer that was longer than is read."""
+OWN_ERRORS = (OSError, MemoryError, NotImplementedError)
+"""Exceptions that no reply causes, of every environment."""
+_OF_A_NETWORK = re.compile("Timeout|Connect|Transport|Network")
+"""In the name of such an exception, whose library need not derive it from OSError."""
 
 
 class Instance:
@@ -46,7 +53,12 @@ class Instance:
 
     def _step(self, reply: str) -> dict[str, Any]:
         assert self._environment is not None
-        found = self._finish(self._environment.step(reply))
+        try:
+            found = self._finish(self._environment.step(reply))
+        except Exception as error:
+            if is_own(error, tuple(getattr(self._environment, "own_errors", ()))):
+                raise
+            return {"done": True, "error": type(error).__name__[:80], "message": _told(error)}
         if isinstance(found, Done):
             return {"done": True, "reward": _number(found.reward)}
         if isinstance(found, Observation) and isinstance(found.text, str):
@@ -65,6 +77,25 @@ class Instance:
 
     def _cut(self, text: str) -> str:
         return text if len(text) <= self._most else text[: self._most] + CUT
+
+
+def is_own(error: BaseException, declared: tuple[type[Exception], ...] = ()) -> bool:
+    """Whether an error is the environment's own, and not what the policy's reply has caused. `declared`: those that it
+    says are."""
+    names = (kind.__name__ for kind in type(error).__mro__)
+    if isinstance(error, (*OWN_ERRORS, *declared)) or any(map(_OF_A_NETWORK.search, names)):
+        return True
+    return error.__cause__ is not None and is_own(error.__cause__, declared)
+
+
+def _told(error: Exception) -> str:
+    """An error and the line that raised it."""
+    try:
+        text = f"{type(error).__name__}: {error}"
+    except Exception:  # its own __str__ may be what is broken
+        text = type(error).__name__
+    *_, last = traceback.extract_tb(error.__traceback__)
+    return f"{text[:500]} ({Path(last.filename).name}, line {last.lineno})"
 
 
 def allowed(seconds: float, calls: int, cores: float) -> float:

@@ -73,6 +73,8 @@ def _load(job: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
     if job["environment"] is None:
         return None, tools
     kind, arguments = named(*job["environment"]), job["arguments"]
+    if callable(before := getattr(kind, "before_episodes", None)):
+        before(**arguments)
     return (lambda: kind(**arguments)), tools
 
 

@@ -165,7 +165,7 @@ def _evaluated(name: str, config: EvalConfig, label: str) -> tuple[ModelResult, 
             environment=config.environment,
             split=config.split,
         )
-    failures = [str(failures) for failures in active.failures.take()]
+    failures = [str(failures) for failures in (*active.failures.take(), *active.failed.take())]
     return ModelResult(label, found, config.task), failures
 
 

@@ -85,6 +85,14 @@ class Episode:
         self.finish = "stop"
         self.turns[-1] = replace(self.turns[-1], reward=math.nan, failed=reason)
 
+    def lose(self, lowest: float, reason: str) -> None:
+        """End it after its newest reply, which was an error: all of it has earned the lowest reward, or less."""
+        self.finish = "stop"
+        if math.fsum(turn.reward or 0.0 for turn in self.turns) >= lowest:
+            self.turns = [turn if turn.reward is None else replace(turn, reward=0.0) for turn in self.turns]
+            self.earn(lowest)
+        self.turns[-1] = replace(self.turns[-1], failed=reason)
+
     def _add(
         self, tokens: tuple[int, ...], logprobs: tuple[float, ...], entropies: tuple[float, ...], *, sampled: bool
     ) -> None:

@@ -7,19 +7,21 @@ and nothing in an answer is read as the template's own marks or as a special tok
 
 import json
 import re
+import string
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
+from jinja2 import TemplateError
 from tokenizers import Tokenizer
 
 from proximo.models.model_types import AddedToken, PreTrainedTokenizerBase
 from proximo.models.tokens.templates import rendered
 from proximo.models.tokens.tokenizing import asked_text, following_tokens
-from proximo.types import Problem
+from proximo.types import Completion, Message, Problem
 
 REPLY, ANSWER = 'the reply "0"', 'the answer "{}"'
 """Placeholders. Quotes show whether a template writes JSON."""
@@ -36,6 +38,16 @@ class RewrittenTurns(UserWarning):
 
 
 @dataclass(frozen=True)
+class Ending:
+    """How the tokens of a reply end."""
+
+    space: str = ""
+    """White space behind its last word."""
+    mark: str = ""
+    """What stopped it: end tokens or a stop string. Empty: it was cut."""
+
+
+@dataclass(frozen=True)
 class Frame:
     """What a chat template writes after a reply, around its answers, up to the start of the next reply."""
 
@@ -43,6 +55,17 @@ class Frame:
     """Before each answer, and after the last."""
     is_json: bool
     """Whether answers are written as JSON strings."""
+    strips_reply: bool
+    """Whether white space at the end of a reply is left out."""
+    stripped: tuple[str, str]
+    """Characters that are left out at the start and at the end of an answer."""
+
+    def written(self, answer: str) -> str:
+        """An answer as the template writes it."""
+        start, end = self.stripped
+        text = answer.lstrip(start) if start else answer
+        text = text.rstrip(end) if end else text
+        return json.dumps(text, ensure_ascii=False)[1:-1] if self.is_json else text
 
 
 class Extender:
@@ -51,35 +74,66 @@ class Extender:
     def __init__(self, tokenizer: PreTrainedTokenizerBase, max_tokens: int) -> None:
         """`max_tokens`: length to which each answer is cut."""
         self._tokenizer, self._max_tokens = tokenizer, max_tokens
-        self._frames: dict[Any, Frame] = {}
+        self._frames: dict[Any, Frame | None] = {}
+        """By kind of conversation; None: by the prompt itself."""
         self._added = frozenset(tokenizer.added_tokens_decoder)
         marks = {token: str(its.content) for token, its in tokenizer.added_tokens_decoder.items() if _is_mark(its)}
         self._mark_ids = frozenset(marks)
         longest = sorted(marks.values(), key=len, reverse=True)
         self._marks = re.compile("|".join(f"(?={re.escape(mark)})" for mark in longest if len(mark) > 1) or "(?!)")
+        self._mark = re.compile("|".join(map(re.escape, longest)) or "(?!)")
 
     def __call__(
-        self, problem: Problem, last_token: int, answers: Sequence[tuple[str, str]]
+        self, problem: Problem, last_token: int, answers: Sequence[tuple[str, str]], ending: Ending | None = None
     ) -> tuple[tuple[int, ...], list[str]]:
         """The tokens of answers, each a role and a text, behind a reply that ended with `last_token`, and their texts
-        as the policy reads them."""
+        as the policy reads them. `ending`: how the reply ends, if that is more than its last token."""
         texts = [self._cut(text) for _, text in answers]
         if isinstance(problem.prompt, str):
             return tuple(token for text in texts for token in self._plain(text)), texts
         frame = self._frame(problem, tuple(role for role, _ in answers))
-        written = [json.dumps(text, ensure_ascii=False)[1:-1] for text in texts] if frame.is_json else texts
-        first, *others = frame.parts
-        end = self._tokenizer.decode([last_token], skip_special_tokens=False)
-        assert isinstance(end, str)
-        if last_token in self._added:  # the reply has ended itself
-            first = first.removeprefix(end)
+        written, (first, *others) = [frame.written(text) for text in texts], frame.parts
+        end = self._spelled([last_token]) if last_token in self._added else ""
+        first = self._unwritten(first, ending or Ending(mark=end), end, strips=frame.strips_reply)
         whole = first + "".join(text + part for text, part in zip(written, others, strict=True))
         if not any(self._marks.search(text) for text in written):
-            return following_tokens(self._tokenizer, whole), texts
-        tokens = following_tokens(self._tokenizer, first)
+            return following_tokens(self._tokenizer, whole, after=end), texts
+        tokens = following_tokens(self._tokenizer, first, after=end)
         for text, part in zip(written, others, strict=True):
             tokens += self._plain(text) + following_tokens(self._tokenizer, part)
         return tokens, texts
+
+    def ending(self, reply: Completion) -> Ending:
+        """How a reply ends: what its tokens spell behind its text."""
+        spelled, text = self._spelled(reply.tokens).lstrip(), reply.text.lstrip()
+        if spelled.startswith(text):
+            return Ending(text[len(text.rstrip()) :], spelled[len(text) :])
+        return Ending(mark=self._last_marks(reply.tokens))  # its text was made otherwise
+
+    def _last_marks(self, tokens: Sequence[int]) -> str:
+        start = len(tokens)
+        while start and tokens[start - 1] in self._added:
+            start -= 1
+        return self._spelled(tokens[start:])
+
+    def _unwritten(self, first: str, ending: Ending, end: str, *, strips: bool) -> str:
+        """What the template writes behind a reply, without what stands there already. A template may write white space
+        or other marks before the end of a turn, where the reply has ended without."""
+        if ending.mark and first.startswith(ending.mark):
+            return first.removeprefix(ending.mark)
+        for mark in filter(None, (ending.mark.strip(), end)):
+            before, mark_found, rest = first.partition(mark)
+            if mark_found and not self._mark.sub("", before).strip():
+                return rest
+        shared = ending.space if strips and not ending.mark else ""
+        while not first.startswith(shared):
+            shared = shared[1:]
+        return first.removeprefix(shared)
+
+    def _spelled(self, tokens: Sequence[int]) -> str:
+        text = self._tokenizer.decode(list(tokens), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        assert isinstance(text, str)
+        return text
 
     def _plain(self, text: str) -> tuple[int, ...]:
         """The tokens of a text in which nothing is a special token, whatever it spells."""
@@ -108,13 +162,26 @@ class Extender:
         return text if short == text else short + CUT
 
     def _frame(self, problem: Problem, roles: tuple[str, ...]) -> Frame:
-        """Asked once for each kind of conversation."""
+        """Asked once for each kind of conversation; for each prompt where its text is written again after a reply, as
+        some templates write the system message before the last question."""
         assert not isinstance(problem.prompt, str)
         arguments = json.dumps(dict(problem.chat_template_kwargs), sort_keys=True, default=str)
-        key = (tuple(message["role"] for message in problem.prompt), arguments, roles)
-        if key not in self._frames:
-            self._frames[key] = frame_of(self._tokenizer, problem, roles)
-        return self._frames[key]
+        kind = (tuple((message["role"], bool(message["content"])) for message in problem.prompt), arguments, roles)
+        whole = (json.dumps([dict(each) for each in problem.prompt], default=str), arguments, roles)
+        if kind in self._frames and self._frames[kind] is None:
+            kind = whole
+        if kind not in self._frames:
+            found = frame_of(self._tokenizer, problem, roles, self._marks)
+            repeats = any(text in part for part in found.parts for text in _texts(problem.prompt))
+            self._frames |= {kind: None, whole: found} if repeats else {kind: found}
+            return found
+        found = self._frames[kind]
+        assert found is not None
+        return found
+
+
+def _texts(prompt: Sequence[Message]) -> list[str]:
+    return [text for message in prompt if (text := str(message["content"]).strip())]
 
 
 def _is_mark(added: AddedToken) -> bool:
@@ -144,24 +211,29 @@ def without_marks(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase
     return tokenizer if moved else PreTrainedTokenizerFast(tokenizer_object=bare)
 
 
-def frame_of(tokenizer: PreTrainedTokenizerBase, problem: Problem, roles: Sequence[str]) -> Frame:
-    """What the chat template writes around answers with these roles; ValueError names what it does to what is there."""
+def frame_of(
+    tokenizer: PreTrainedTokenizerBase, problem: Problem, roles: Sequence[str], marks: re.Pattern[str]
+) -> Frame:
+    """What the chat template writes around answers with these roles; ValueError names what it does to what is there.
+    `marks`: how the tokenizer's own tokens are spelled."""
     assert not isinstance(problem.prompt, str)
-    arguments = problem.chat_template_kwargs
-    marks = [ANSWER.format(number) for number in range(len(roles))]
-    replied = [*problem.prompt, {"role": "assistant", "content": REPLY}]
-    answered = [*replied, *({"role": role, "content": mark} for role, mark in zip(roles, marks, strict=True))]
-    closed = _after_reply(rendered(tokenizer, replied, for_answer=False, arguments=arguments))
-    text = rendered(tokenizer, answered, for_answer=True, arguments=arguments)
-    whole = _after_reply(text)
-    if not whole.startswith(closed):
+    chat = _Chat(tokenizer, problem, tuple(roles))
+    try:
+        text = chat.answered()
+    except ValueError as error:
+        if "tool" not in roles or not isinstance(error.__cause__, TemplateError):
+            raise
+        chat = _Chat(tokenizer, problem, tuple(roles), in_one=True)  # it knows no tools, and wants roles in turn
+        text = chat.answered()
+    closed, whole = _after_reply(chat.replied(REPLY)), _after_reply(text)
+    if not _is_kept(closed, whole, marks, tokenizer.eos_token):
         raise ValueError(
             f"the chat template ends a reply with {closed[:SHOWN]!r}, and with {whole[:SHOWN]!r} once "
             f"{'/'.join(roles)} answers: tokens that were sampled would change; use a template that only adds"
         )
-    is_json = marks[0] not in whole
+    is_json = chat.marks[0] not in whole
     parts, rest = [], whole
-    for mark in marks:
+    for mark in chat.marks:
         part, found, rest = rest.partition(json.dumps(mark)[1:-1] if is_json else mark)
         if not found:
             raise ValueError(
@@ -169,10 +241,70 @@ def frame_of(tokenizer: PreTrainedTokenizerBase, problem: Problem, roles: Sequen
                 "template, or answer as user"
             )
         parts.append(part)
-    asked = asked_text(tokenizer, problem.prompt, arguments)
-    if not text.startswith(asked + REPLY):
+    asked = asked_text(tokenizer, problem.prompt, problem.chat_template_kwargs)
+    alone = chat.replied(REPLY)
+    opened = text.removeprefix(asked) if text.startswith(asked) else ""
+    if _stripped(lambda space: chat.replied(space + REPLY) == alone):
+        opened = opened.lstrip()
+    if not opened.startswith(REPLY):
         warnings.warn(_rewritten(asked, text.partition(REPLY)[0]), RewrittenTurns, stacklevel=2)
-    return Frame((*parts, rest), is_json)
+    return Frame(
+        (*parts, rest),
+        is_json,
+        strips_reply=bool(_stripped(lambda space: chat.replied(REPLY + space) == alone)),
+        stripped=(
+            _stripped(lambda space: chat.answered(before=space) == text),
+            _stripped(lambda space: chat.answered(after=space) == text),
+        ),
+    )
+
+
+@dataclass(frozen=True)
+class _Chat:
+    """A conversation with placeholders, as the chat template writes it."""
+
+    tokenizer: PreTrainedTokenizerBase
+    problem: Problem
+    roles: tuple[str, ...]
+    in_one: bool = False
+    """Whether all answers are one message of the user."""
+
+    @property
+    def marks(self) -> list[str]:
+        return [ANSWER.format(number) for number in range(len(self.roles))]
+
+    def replied(self, reply: str) -> str:
+        return rendered(self.tokenizer, self._asked(reply), for_answer=False, arguments=self._arguments)
+
+    def answered(self, before: str = "", after: str = "") -> str:
+        texts = [before + mark + after for mark in self.marks]
+        answers = [("user", "\n".join(texts))] if self.in_one else list(zip(self.roles, texts, strict=True))
+        messages = [*self._asked(REPLY), *({"role": role, "content": text} for role, text in answers)]
+        return rendered(self.tokenizer, messages, for_answer=True, arguments=self._arguments)
+
+    def _asked(self, reply: str) -> list[Message]:
+        assert not isinstance(self.problem.prompt, str)
+        return [*self.problem.prompt, {"role": "assistant", "content": reply}]
+
+    @property
+    def _arguments(self) -> Any:
+        return self.problem.chat_template_kwargs
+
+
+def _is_kept(closed: str, whole: str, marks: re.Pattern[str], end: object) -> bool:
+    """Whether what ends a reply still ends it once more follows: all of it, or its mark where the template writes the
+    end of the whole conversation behind that."""
+    without = closed.removesuffix(str(end or ""))
+    return (
+        whole.startswith(closed)
+        or bool(marks.search(whole[: _shared(closed, whole)]))
+        or (bool(without.strip()) and whole.startswith(without))
+    )
+
+
+def _stripped(leaves_out: Callable[[str], bool]) -> str:
+    """White space that is left out at one end of a text."""
+    return string.whitespace if leaves_out(" ") else "\n" if leaves_out("\n") else ""
 
 
 def _after_reply(text: str) -> str:
@@ -186,10 +318,15 @@ def _after_reply(text: str) -> str:
 
 def _rewritten(asked: str, now: str) -> str:
     """What differs before a reply, once it is no longer the last."""
-    same = next((place for place, both in enumerate(zip(asked, now, strict=False)) if both[0] != both[1]), None)
-    same = min(len(asked), len(now)) if same is None else same
+    same = _shared(asked, now)
     return (
         f"the chat template writes {now[same : same + SHOWN]!r} before an earlier reply, where the policy was asked "
         f"with {asked[same : same + SHOWN]!r}: this run keeps what was sampled; a server that renders conversations "
         "anew shows the model something else"
     )
+
+
+def _shared(one: str, other: str) -> int:
+    """Characters that two texts begin with alike."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((place for place, (first, second) in pairs if first != second), min(len(one), len(other)))

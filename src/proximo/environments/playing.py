@@ -12,7 +12,7 @@ from proximo.environments.episodes import Episode
 from proximo.environments.extending import Extender
 from proximo.environments.protocol import Ask, Question
 from proximo.environments.tool_calls import THOUGHT, Call, CallFormat, spoken
-from proximo.rewards.failures import Failure
+from proximo.rewards.failures import Failure, plain
 from proximo.rewards.grading import note_failure
 from proximo.rewards.judges.usage import Usage
 from proximo.samplers import Stream, gathered
@@ -39,6 +39,8 @@ class Game:
     form: CallFormat
     max_turns: int
     max_turn_tokens: int | None
+    lowest: float
+    """Reward of an episode in which the policy causes an error."""
     times: Usage
     """Counts the episodes, their seconds from start to end, and those in which all waited for answers."""
 
@@ -105,9 +107,9 @@ class Game:
     def _answer(self, live: Sequence[Episode]) -> None:
         called = [(each, self._calls(each)) for each in live]
         results: dict[int, list[tuple[Call, Answer]]] = {each.number: [] for each in live}
-        for turn in _each_in_turn(called):  # an episode makes one call at a time
+        for place, turn in enumerate(_each_in_turn(called)):  # an episode makes one call at a time
             right = [(episode, call) for episode, call in turn if not call.mistake]
-            answers = iter(self.host.ask([(e.number, self._message(e, "call", call)) for e, call in right]))
+            answers = iter(self.host.ask([(e.number, self._call_message(e, call, place)) for e, call in right]))
             for episode, call in turn:
                 mistake = {"text": f"Error: {call.mistake}", "failed": MALFORMED}
                 results[episode.number].append((call, mistake if call.mistake else next(answers)))
@@ -144,12 +146,16 @@ class Game:
         assert isinstance(text, str)
         return text
 
-    def _message(self, episode: Episode, do: str, call: Call | None = None) -> Mapping[str, Any]:
-        seed = self._seed(episode.question.request.key, episode.sample, episode.replies)
-        if call is not None:
-            return {"do": do, "name": call.name, "arguments": dict(call.arguments), "seed": seed}
+    def _call_message(self, episode: Episode, call: Call, place: int) -> Mapping[str, Any]:
+        """`place`: which of the calls of its reply; each has random numbers of its own."""
+        later = (place,) if place else ()
+        seed = self._seed(episode.question.request.key, episode.sample, episode.replies, *later)
+        return {"do": "call", "name": call.name, "arguments": dict(call.arguments), "seed": seed}
+
+    def _step_message(self, episode: Episode) -> Mapping[str, Any]:
         assert episode.last is not None
-        return {"do": do, "reply": episode.last.text, "seed": seed}
+        seed = self._seed(episode.question.request.key, episode.sample, episode.replies)
+        return {"do": "step", "reply": episode.last.text, "seed": seed}
 
     def _take_results(self, episode: Episode, results: Sequence[tuple[Call, Answer]]) -> None:
         """Tools that failed are an answer too; a process that was killed takes an environment with it."""
@@ -172,10 +178,14 @@ class Game:
             for episode in live:
                 episode.finish = "stop"
             return
-        answers = self.host.ask([(each.number, self._message(each, "step")) for each in live])
+        answers = self.host.ask([(each.number, self._step_message(each)) for each in live])
         for episode, answer in zip(live, answers, strict=True):
             if isinstance(answer, Failure):
                 episode.fail(self._noted(f"step {episode.replies}", answer))
+                continue
+            if "error" in answer:
+                error = Failure(plain(str(answer["error"]), 80), plain(str(answer.get("message"))), graded=True)
+                episode.lose(self.lowest, self._noted(f"step {episode.replies}", error))
                 continue
             episode.earn(answer["reward"])
             if answer.get("done"):
@@ -187,8 +197,9 @@ class Game:
         if episode.replies >= self.max_turns:
             episode.finish = "length"
             return
-        messages = [(turn.role, turn.text) for turn in turns]
-        tokens, texts = self.extend(episode.question.problem, episode.tokens[-1], messages)
+        assert episode.last is not None
+        messages, ending = [(turn.role, turn.text) for turn in turns], self.extend.ending(episode.last)
+        tokens, texts = self.extend(episode.question.problem, episode.tokens[-1], messages, ending)
         episode.answer(tokens, [replace(turn, text=text) for turn, text in zip(turns, texts, strict=True)])
 
     def _noted(self, what: str, failure: Failure) -> str:

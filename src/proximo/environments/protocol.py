@@ -1,13 +1,16 @@
 """What an environment is given and what it returns."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol, runtime_checkable
 
 from proximo.environments.checking import Drawn, Promise, check_continued
 from proximo.models.model_types import PreTrainedTokenizerBase
 from proximo.samplers import Sampler, SamplingOptions, Stream
 from proximo.types import Problem, Request
+
+AGAIN = 2**20
+"""Added to the turn of a request, for its random numbers, each time that the same turn of a sample is asked again."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,8 @@ class Ask:
     """What the sampler has returned, by key and sample, one entry for each time that it was asked."""
     read: dict[tuple[int, int], tuple[int, ...]] = field(default_factory=dict, init=False, compare=False, repr=False)
     """Prompt and reply of the last time that the sampler was asked, by key and sample."""
+    asked: dict[tuple[int, int, int], int] = field(default_factory=dict, init=False, compare=False, repr=False)
+    """How often each turn of a sample was asked, by key, turn and sample."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.version, int):
@@ -46,10 +51,11 @@ class Ask:
 
     def __call__(self, requests: Sequence[Request], options: SamplingOptions | None = None) -> Stream:
         """The number of each request and its completions, as they end. `options` are those of the run, unless others
-        are given, such as fewer tokens for a later turn."""
+        are given, such as fewer tokens for a later turn. A turn that is asked again has random numbers of its own."""
         chosen = self.options if options is None else options
         check_continued(requests, self.read)
-        stream = self.sampler.stream(requests, chosen, seed=self.seed, step=self.step, version=self.version)
+        fresh = [self._fresh(request) for request in requests]
+        stream = self.sampler.stream(fresh, chosen, seed=self.seed, step=self.step, version=self.version)
         promise = Promise(
             f"sampler {type(self.sampler).__name__}", requests, chosen.max_tokens, self.version, len(self.tokenizer)
         )
@@ -59,6 +65,14 @@ class Ask:
                 self.drawn.setdefault((request.key, sample), []).append(completion.tokens)
                 self.read[request.key, sample] = request.prompt_tokens + completion.tokens
             yield number, completions
+
+    def _fresh(self, request: Request) -> Request:
+        """The request, with random numbers that no earlier one had."""
+        samples = range(request.first_sample, request.first_sample + request.num_samples)
+        places = [(request.key, request.turn, sample) for sample in samples]
+        times = max((self.asked.get(place, 0) for place in places), default=0)
+        self.asked.update(dict.fromkeys(places, times + 1))
+        return replace(request, turn=request.turn + AGAIN * times) if times else request
 
     def played(self, source: str, requests: Sequence[Request], stream: Stream) -> Stream:
         """The same stream; ValueError names the source where it is not what was asked for, and where a token is said

@@ -110,7 +110,8 @@ class NoReward:
         ):  # such as a negative distance that is 0 when the task is solved
             return None
         # If rewards differ all the same, the outcome is not rewarded, or is one of several parts.
-        if not are_equal(history.last("reward", self.window)):
+        rewards = history.last("reward_unshaped", self.window) or history.last("reward", self.window)
+        if not are_equal(rewards):  # a length penalty differs where no outcome does
             return None
         if any(history.last("solved_by_any", self.window)) or any(history.last("spread", self.window)):
             return None

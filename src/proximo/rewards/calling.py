@@ -3,15 +3,18 @@
 Runs inside a worker too, and imports nothing of Proximo.
 """
 
+import dis
 import inspect
 import itertools
 import os
+import re
 import threading
 import traceback
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from types import CodeType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # half of what a worker imports, and only `async def` needs it
@@ -24,6 +27,7 @@ Function = Callable[..., Any]
 TRL = "TRL's f(prompts, completions, **columns)"
 VERL = "verl's compute_score(data_source, solution_str, ground_truth, extra_info), once for each completion"
 VERL_BATCH = "verl's compute_score(data_sources, solution_strs, ground_truths, extra_infos)"
+VERL_WHOLE = "verl's earlier compute_score(solution_str, ground_truth), with prompt and answer in one text"
 VERIFIERS = "verifiers' f(completion, answer, **kwargs), once for each completion"
 RUBRIC = "verifiers' rubric, the weighted sum of its functions"
 _MARKS = {
@@ -47,6 +51,8 @@ class Adapted:
     function: Any
     form: str
     """One of the forms above."""
+    headers: tuple[str, ...] = ()
+    """Where an answer begins in a text with its prompt, of a function that takes such texts."""
 
     def __call__(self, columns: Columns, count: int) -> list[Any]:
         """A score for each completion, of any type."""
@@ -57,7 +63,8 @@ class Adapted:
         if self.form == VERL_BATCH:
             plural = {f"{name}s": [row.get(name) for row in _verl_rows(columns, count)] for name in _VERL}
             return [_score(each) for each in listed(finished(self.function(**accepted(self.function, plural))), count)]
-        rows = _verl_rows(columns, count) if self.form == VERL else _verifiers_rows(columns, count)
+        of_verl = self.form in (VERL, VERL_WHOLE)
+        rows = _verl_rows(columns, count, self.headers) if of_verl else _verifiers_rows(columns, count)
         return [_score(each) for each in _each(self.function, rows)]
 
 
@@ -73,6 +80,13 @@ def adapted(function: Any) -> Adapted:
     if not forms and not takes_any:
         raise ValueError(f"its parameters ({shown}) are of no known kind: give {TRL}, {VERL}, or {VERIFIERS}")
     form = forms[0] if forms else TRL
+    if form in (VERL, VERL_BATCH) and (headers := _headers(function)):
+        if form == VERL_BATCH:
+            raise ValueError(
+                f"it looks for {headers[0]!r} in solution_strs, which are answers without their prompts, unlike in "
+                "verl's earlier convention: take each as it is"
+            )
+        return Adapted(function, VERL_WHOLE, headers)
     if form == VERIFIERS and "parser" in _required(function):
         raise ValueError("it needs a parser, which only a rubric gives: name the Rubric instead, file.py:rubric")
     return Adapted(function, form)
@@ -121,7 +135,68 @@ def _nothing(*_: Any, **__: Any) -> None:
 _VERL = ("data_source", "solution_str", "ground_truth", "extra_info")
 
 
-def _verl_rows(columns: Columns, count: int) -> list[dict[str, Any]]:
+_HEADER = re.compile(
+    r"<\|im_start\|>\s*assistant|<\|start_header_id\|>\s*assistant\s*<\|end_header_id\|>|<\|assistant\|>"
+    r"|<start_of_turn>\s*model|<.Assistant.>|\[/INST\]|###\s*(?:Response|Assistant):|\bassistant:",
+    re.IGNORECASE,
+)
+"""What stands before an answer in a text with its prompt."""
+_TAKING = frozenset(
+    ("split", "rsplit", "partition", "rpartition", "find", "rfind", "index", "rindex", "search", "match")
+)
+"""Methods by which a function takes what stands behind such a header."""
+MAX_FUNCTIONS = 200
+"""Functions of a user's, reachable from the one that is called, that are looked through."""
+
+
+def _headers(function: Any) -> tuple[str, ...]:
+    """Headers behind which the function, or one that it calls, looks for the answer: verl gave its functions the prompt
+    and the answer in one text before it gave them the answer alone, with the same parameters."""
+    found: dict[str, None] = {}
+    for each in _reachable(function):
+        steps = _steps(each.__code__)
+        if any(step.argval in _TAKING for step in steps if isinstance(step.argval, str)):
+            texts = [_text_of(step, each) for place, step in enumerate(steps) if not _is_asked_for(steps, place)]
+            found |= {match[0]: None for text in texts for match in _HEADER.finditer(text.replace("\\", ""))}
+    return tuple(found)
+
+
+def _steps(code: CodeType) -> list[dis.Instruction]:
+    """The instructions of a function, those of functions inside it included."""
+    inside = [step for each in code.co_consts if isinstance(each, CodeType) for step in _steps(each)]
+    return [*dis.get_instructions(code), *inside]
+
+
+def _text_of(step: dis.Instruction, function: Any) -> str:
+    """The text that an instruction loads, a literal or a name of the module; empty if it is none."""
+    value = function.__globals__.get(step.argval) if step.opname == "LOAD_GLOBAL" else step.argval
+    return value if isinstance(value, str) and step.opname.startswith(("LOAD_CONST", "LOAD_GLOBAL")) else ""
+
+
+def _is_asked_for(steps: Sequence[dis.Instruction], place: int) -> bool:
+    """Whether what is loaded is only looked for, `"Assistant:" in text`."""
+    return any(step.opname == "CONTAINS_OP" for step in steps[place + 1 : place + 3])
+
+
+def _reachable(function: Any) -> list[Any]:
+    """A function and those that it names, in its module or in modules that it names."""
+    waiting, seen = [function], []
+    while waiting and len(seen) < MAX_FUNCTIONS:
+        current = waiting.pop(0)
+        while isinstance(current, partial):
+            current = current.func
+        current = inspect.unwrap(current) if inspect.isroutine(current) else type(current).__call__
+        if not inspect.isfunction(current := getattr(current, "__func__", current)) or current in seen:
+            continue
+        seen.append(current)
+        names = current.__code__.co_names
+        for named in map(current.__globals__.get, names):
+            of_module = [vars(named).get(each) for each in names] if inspect.ismodule(named) else [named]
+            waiting += [each for each in of_module if inspect.isfunction(each)]
+    return seen
+
+
+def _verl_rows(columns: Columns, count: int, headers: Sequence[str] = ()) -> list[dict[str, Any]]:
     """Arguments for each completion. A data source that the data lack is left out, and the function says so."""
     rows = []
     for number in range(count):
@@ -129,11 +204,20 @@ def _verl_rows(columns: Columns, count: int) -> list[dict[str, Any]]:
         rule = row.get("reward_model")
         truth = rule.get("ground_truth") if isinstance(rule, Mapping) else row.get("ground_truth")
         known = {"data_source": row["data_source"]} if row.get("data_source") is not None else {}
-        known["solution_str"] = _text(row["completions"])
+        said = _text(row["completions"])
+        known["solution_str"] = _whole(row["prompts"], said, headers) if headers else said
         known["ground_truth"] = row.get("answer") if truth is None else truth
         known["extra_info"] = row.get("extra_info") or {}
         rows.append(known)
     return rows
+
+
+def _whole(prompt: Any, answer: str, headers: Sequence[str]) -> str:
+    """Prompt and answer in one text, with a header between them if the prompt has none."""
+    asked = prompt if isinstance(prompt, str) else "\n".join(str(each["content"]) for each in prompt)
+    if any(header in asked for header in headers):
+        return asked + answer
+    return f"{asked}\n{headers[0]}\n{answer}"
 
 
 def _text(completion: Any) -> str:

@@ -24,6 +24,8 @@ class Failure:
     message: str
     fatal: bool = False
     """Whether the process did not survive it."""
+    graded: bool = False
+    """Whether there is a score all the same: the lowest, since the policy has caused it."""
 
 
 Found = float | Failure | None
@@ -39,8 +41,13 @@ class Failures:
     unscored: int
     """Completions."""
     example: str
+    graded: bool = False
+    """Whether these have the lowest score instead of none."""
 
     def __str__(self) -> str:
+        if self.graded:
+            episodes = f"{self.unscored} episode{'s' * (self.unscored != 1)} failed, with the lowest reward"
+            return f"{self.grader}: {episodes} ({self.kind}): {self.example}"
         completions = f"{self.unscored} completion{'s' * (self.unscored != 1)} unscored"
         if not self.unscored:
             completions = "fails for several completions together and for none of them alone"
@@ -59,7 +66,7 @@ class Tally:
         with self._lock:
             so_far = self._found.get(key)
             if so_far is None or not so_far.unscored:  # an example with a completion is the better one
-                so_far = Failures(*key, 0, masked(failure.message))
+                so_far = Failures(grader, failure.kind, 0, masked(failure.message), failure.graded)
             self._found[key] = replace(so_far, unscored=so_far.unscored + unscored)
 
     def take(self) -> list[Failures]:

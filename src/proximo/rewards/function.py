@@ -139,14 +139,8 @@ def columns_of(problems: Sequence[Problem], completions: Sequence[Completion]) -
             for problem in problems
         ],
         "completions": [
-            completion.text if isinstance(problem.prompt, str) else messages_of(completion)
+            completion.text if isinstance(problem.prompt, str) else completion.messages
             for problem, completion in zip(problems, completions, strict=True)
         ],
         "completion_ids": [list(completion.tokens) for completion in completions],
     }
-
-
-def messages_of(completion: Completion) -> list[dict[str, str]]:
-    """A completion as messages: one reply, or all turns of several."""
-    turns = [{"role": turn.role, "content": turn.text} for turn in completion.turns]
-    return turns or [{"role": "assistant", "content": completion.text}]

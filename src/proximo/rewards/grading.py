@@ -44,6 +44,8 @@ class Grading:
         self.folder, self.places = folder, places
         self.failures = Tally()
         """Why completions are unscored. Graders add to it on any thread; the loop takes them out."""
+        self.failed = Tally()
+        """Errors that replies of the policy have caused in an environment: their episodes have the lowest reward."""
         self.usage = Usage("judge")
         """What judges cost."""
         self.episodes = Usage("episode")
@@ -115,9 +117,9 @@ def grading() -> Iterator[Grading]:
 
 
 def note_failure(grader: str, failure: Failure) -> None:
-    """Count a completion that could not be scored, in the run that is being graded for."""
+    """Count a completion that could not be scored, or that failed, in the run that is being graded for."""
     with grading() as active:
-        active.failures.add(grader, failure)
+        (active.failed if failure.graded else active.failures).add(grader, failure)
 
 
 def _close(shared: dict[Hashable, Closes]) -> None:

@@ -1,9 +1,10 @@
 """A task with a reward mix: the task's outcome, reward models and rules."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import groupby
 
 import torch
 from jinja2 import TemplateError
@@ -16,19 +17,22 @@ from proximo.models.model_types import PreTrainedTokenizerBase
 from proximo.models.positions import check_length
 from proximo.models.reward_models import completion_scores, load_reward_model
 from proximo.models.shipped import resolve
-from proximo.models.tokens.tokenizing import special_prefix
+from proximo.models.tokens.templates import rendered
+from proximo.models.tokens.tokenizing import asked_text, following_tokens, reply_tokens, special_prefix
 from proximo.rewards.failures import Failure, plain
 from proximo.rewards.grading import grading, note_failure
 from proximo.rewards.protocol import Scores, Waiting
 from proximo.rewards.scoring import begin_scores
 from proximo.tasks import RewardRange, Split, Task, reward_range
 from proximo.tasks.protocol import begin_grading
-from proximo.training.offline.encoding import EncodedRows, completion_tokens
+from proximo.training.offline.encoding import EncodedRows, check_ends, completion_tokens, end_of
 from proximo.training.reward_mix import RewardMix, RewardModel, has_verdict
-from proximo.types import Completion, Grade, Problem
+from proximo.types import Completion, Grade, Message, Problem, Turn
 
 Scorer = Callable[[Sequence[Problem], Sequence[Completion]], Waiting[Scores]]
 """A rule or a reward model: one number per completion; NaN: unscored; None: does not apply to it."""
+SHOWN = "what turn {} answered"
+"""Stands for a turn, to see whether a template writes it."""
 
 
 def judged(
@@ -129,6 +133,7 @@ class ScoringModel:
         self.mean, self.deviation = options.mean, options.deviation
         self.same_tokens = same_tokens(own, policy)
         self.tokenizer = policy if self.same_tokens else own
+        self.policy_ends = frozenset(policy.all_special_ids)
         self.ends = declared_ends(path)
         try:
             problem_tokens(self.tokenizer, problem)
@@ -156,40 +161,134 @@ class ScoringModel:
 
     def _rows(self, problems: Sequence[Problem], completions: Sequence[Completion]) -> tuple[list[int], EncodedRows]:
         """The readable completions by index, in groups that share a prompt."""
-        prompts: dict[int, tuple[int, ...]] = {}
-        readable, encoded = [], []
+        groups: dict[tuple[int, tuple[int, ...]], int] = {}
+        readable, encoded, group = [], [], []
         for row, (problem, completion) in enumerate(zip(problems, completions, strict=True)):
             try:
-                if id(problem) not in prompts:  # siblings share their problem
-                    prompts[id(problem)] = problem_tokens(self.tokenizer, problem)
-                tokens = self._tokens(problem, completion)
-                check_length(self.model, len(prompts[id(problem)]), len(tokens))
-                encoded.append(torch.tensor(tokens, dtype=torch.long))
-                readable.append(row)
+                prompt, tokens = self.tokens(problem, completion)
+                check_length(self.model, len(prompt), len(tokens))
             except (ValueError, TemplateError) as error:
                 message = plain(f"it cannot read a completion of {problem.id}: {error}")
                 note_failure(self.name, Failure("unreadable", message))
-        numbers = {key: number for number, key in enumerate(prompts)}
+                continue
+            encoded.append(torch.tensor(tokens, dtype=torch.long))
+            readable.append(row)
+            group.append(groups.setdefault((id(problem), prompt), len(groups)))  # siblings share their problem
         tokens = pad_sequence(encoded, batch_first=True) if encoded else torch.zeros(0, 0, dtype=torch.long)
         lengths = torch.tensor([len(each) for each in encoded], dtype=torch.long)
         return readable, EncodedRows(
-            prompts=tuple(prompts.values()),
+            prompts=tuple(prompt for _, prompt in groups),
             tokens=tokens,
             lengths=lengths,
             mask=torch.arange(tokens.shape[1]) < lengths.unsqueeze(1),
-            group=torch.tensor([numbers[id(problems[row])] for row in readable], dtype=torch.long),
+            group=torch.tensor(group, dtype=torch.long),
         )
 
-    def _tokens(self, problem: Problem, completion: Completion) -> tuple[int, ...]:
+    def tokens(self, problem: Problem, completion: Completion) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """A prompt and its completion as the reward model reads them, all turns of an episode included."""
+        prompt = problem_tokens(self.tokenizer, problem)
+        if len(completion.turns) < 2:
+            return prompt, self._reply(problem, completion)
+        if self.same_tokens:
+            return prompt, completion.tokens
+        for turn in completion.turns:
+            if turn.role == "assistant":
+                check_ends(self.tokenizer, turn.text, self.ends)
+        if isinstance(problem.prompt, str):
+            return prompt, self._joined(problem.prompt, completion)
+        return self._conversation(problem, prompt, completion)
+
+    def _reply(self, problem: Problem, completion: Completion) -> tuple[int, ...]:
         """A finished completion ends with an end token, a truncated one does not."""
-        finished = completion.finish == "stop"
+        finished, arguments = completion.finish == "stop", problem.chat_template_kwargs
+        text = partial(completion_tokens, self.tokenizer, problem.prompt, completion.text, self.ends)
         if not self.same_tokens:
-            tokens = completion_tokens(self.tokenizer, problem.prompt, completion.text, self.ends)
+            tokens = text(arguments=arguments)
             return tokens if finished else tokens[:-1]
         tokens = completion.tokens
         # One that a stop string ended has it in its tokens but not in its text, and no end token of its own.
-        is_open = finished and (not tokens or tokens[-1] not in self.tokenizer.all_special_ids)
-        return completion_tokens(self.tokenizer, problem.prompt, completion.text, self.ends) if is_open else tokens
+        is_open = finished and (not tokens or tokens[-1] not in self.policy_ends)
+        return text(arguments=arguments, sampled=True) if is_open else tokens
+
+    # Episodes, in another vocabulary than the policy's
+
+    def _has_ended(self, completion: Completion, turn: Turn) -> bool:
+        """Whether the policy ended a turn: a last one that an episode's limit cut off has no end."""
+        is_last = turn is completion.turns[-1]
+        return (is_last and completion.finish == "stop") or completion.tokens[turn.end - 1] in self.policy_ends
+
+    def _joined(self, prompt: str, completion: Completion) -> tuple[int, ...]:
+        """An episode behind a text: turns as they follow each other, with an end token where the policy had one."""
+        tokens, (end, _) = (), end_of(self.tokenizer)
+        for number, turn in enumerate(completion.turns):
+            tokens += following_tokens(self.tokenizer, turn.text) if number else ()
+            tokens += () if number else reply_tokens(self.tokenizer, prompt, turn.text)
+            tokens += (end,) if turn.role == "assistant" and self._has_ended(completion, turn) else ()
+        return tokens
+
+    def _conversation(
+        self, problem: Problem, prompt: tuple[int, ...], completion: Completion
+    ) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The whole conversation in the reward model's own template, up to the end of its last turn. A template may
+        write the start otherwise once more follows; then the prompt is what both begin with."""
+        asked = asked_text(self.tokenizer, problem.prompt, problem.chat_template_kwargs)
+        text = self._rendered(problem, completion)
+        if text.startswith(asked):
+            tokens = reply_tokens(self.tokenizer, asked, text.removeprefix(asked))
+        else:
+            whole = tuple(self.tokenizer.encode(text, add_special_tokens=False))
+            pairs = enumerate(zip(prompt, whole, strict=False))
+            same = max(1, next((place for place, (one, other) in pairs if one != other), len(prompt)))
+            prompt, tokens = whole[:same], whole[same:]
+        last = completion.turns[-1]
+        closed = _up_to_end(self.tokenizer, tokens, text.rpartition(last.text.strip() or asked)[2], self.ends)
+        return prompt, closed if self._has_ended(completion, last) else closed[:-1]
+
+    def _rendered(self, problem: Problem, completion: Completion) -> str:
+        """The conversation as text; results of tools are the user's where the template knows no tools."""
+        messages = completion.messages
+        if self._shows(problem, messages):
+            return self._text(problem, messages)
+        if not self._shows(problem, messages := _in_turn(messages)):
+            raise ValueError("its chat template leaves out what the environment or a tool answered")
+        return self._text(problem, messages)
+
+    def _shows(self, problem: Problem, messages: Sequence[Message]) -> bool:
+        """Whether the template takes messages of these roles and writes what was answered in them."""
+        told = [number for number, each in enumerate(messages) if each["role"] != "assistant"]
+        marked = [
+            {**each, "content": SHOWN.format(number)} if number in told else each
+            for number, each in enumerate(messages)
+        ]
+        try:
+            text = self._text(problem, marked)
+        except ValueError as error:
+            if isinstance(error.__cause__, TemplateError):
+                return False
+            raise
+        return all(SHOWN.format(number) in text for number in told)
+
+    def _text(self, problem: Problem, messages: Sequence[Message]) -> str:
+        assert not isinstance(problem.prompt, str)
+        whole, arguments = [*problem.prompt, *messages], problem.chat_template_kwargs
+        return rendered(self.tokenizer, whole, for_answer=False, arguments=arguments)
+
+
+def _in_turn(messages: Sequence[Message]) -> list[Message]:
+    """The messages of two who speak in turn: whatever is not the assistant's is the user's."""
+    parts = groupby(messages, key=lambda each: "assistant" if each["role"] == "assistant" else "user")
+    return [{"role": role, "content": "\n".join(each["content"] for each in some)} for role, some in parts]
+
+
+def _up_to_end(
+    tokenizer: PreTrainedTokenizerBase, tokens: tuple[int, ...], behind: str, ends: Collection[int]
+) -> tuple[int, ...]:
+    """Tokens up to the first end token in what stands `behind` the last turn; with the tokenizer's own where there is
+    none."""
+    end, _ = end_of(tokenizer)
+    rest = len(following_tokens(tokenizer, behind)) if behind else 0
+    places = [place for place in range(len(tokens) - rest, len(tokens)) if tokens[place] in {end, *ends}]
+    return tokens[: places[0] + 1] if places else (*tokens[: len(tokens) - rest], end)
 
 
 def same_tokens(judge: PreTrainedTokenizerBase, policy: PreTrainedTokenizerBase) -> bool:

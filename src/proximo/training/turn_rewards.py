@@ -47,9 +47,12 @@ def step_rewards(
     for row, rollout in enumerate(rollouts):
         if not rollout.grade.steps:
             continue
-        ends = list(accumulate(map(len, spell(rollout.completion.tokens))))
+        # A completion's text is its last reply.
+        turns, tokens = rollout.completion.turns, rollout.completion.tokens
+        first = turns[-2].end if len(turns) > 1 else 0
+        ends = list(accumulate(map(len, spell(tokens[first:]))))
         for end, reward in rollout.grade.steps:
-            place = min(bisect_left(ends, end), len(ends) - 1)
+            place = first + min(bisect_left(ends, end), len(ends) - 1)
             known = found[row, place]
             found[row, place] = reward if known.isnan() else known + reward
     return found

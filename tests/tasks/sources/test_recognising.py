@@ -67,6 +67,23 @@ def test_shapes_are_recognised_and_said(shape: str, tmp_path: Path):
     assert "\n" not in line
 
 
+@pytest.mark.parametrize(
+    ("columns", "shape"),
+    [
+        (
+            {"data_source": "countdown", "reward_model": {"style": "rule", "ground_truth": {"target": 24}}},
+            "verl's shape",
+        ),
+        ({"ground_truth": {"target": 24}}, "a table"),
+        ({"ground_truth": [24, 25]}, "a table"),
+        ({"kind": "sum"}, "TRL's shape"),
+    ],
+)
+def test_an_answer_that_only_a_function_understands_has_its_shape_too(columns, shape: str, tmp_path: Path):
+    _, line = recognise(written(tmp_path, [{"prompt": ASKED} | columns] * 3), Chosen(has_reward=True))
+    assert f"3 rows, {shape}: prompt in prompt" in line
+
+
 def test_numbers_are_compared_by_value(tmp_path: Path):
     plain = ["$5", "-£1,000.5", "1e5", "12", "0.5"]
     task, line = recognise(written(tmp_path, [{"prompt": text, "answer": text} for text in plain]))

@@ -1,5 +1,6 @@
 """A sampler that is not the policy stops a run at its first step, before anything is updated; rounding never does."""
 
+import json
 import math
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,6 +22,7 @@ from proximo.training.rl.assemble import assemble
 from proximo.training.rl.progress import Lines
 from proximo.training.rl.run import Run
 from proximo.training.rl.step import train_step
+from proximo.types import Group
 from tests.training.rl.test_training import rollouts
 
 CONFIG = RunConfig(
@@ -100,25 +102,79 @@ def learner(algorithm: Algorithm, most: float | None) -> Learner:
     return Learner(PlainPolicy(model), algorithm, options, temperature=1.0, seed=0, max_gap=most)
 
 
-def test_only_the_first_measured_gap_is_judged():
-    checked = learner(GRPO, 10.0)
-    groups = rollouts(checked.model)
-    far = [
+def shifted(groups: list[Group], logprob: float) -> list[Group]:
+    """The same completions from a sampler that says this of each token."""
+    return [
         replace(
             group,
             rollouts=tuple(
-                replace(each, completion=replace(each.completion, logprobs=(-50.0,) * len(each.completion.tokens)))
+                replace(each, completion=replace(each.completion, logprobs=(logprob,) * len(each.completion.tokens)))
                 for each in group.rollouts
             ),
         )
         for group in groups
     ]
+
+
+def test_the_first_gap_ends_a_run_and_later_ones_are_told_when_they_appear():
+    checked = learner(GRPO, 10.0)
+    groups = rollouts(checked.model)
+    far = shifted(groups, -50.0)
     with pytest.raises(ValueError, match="sampler_gap is"):
         assemble(far, [], checked, 8)
+    told = []
+    for each in (groups, far, far, groups, far):
+        checked.trusts_sampler = False  # so that a step has an old pass
+        assembled = assemble(each, [], checked, 8)
+        assert assembled.sampler_gap is not None
+        assert (assembled.sampler_gap.gap > 40) == (each is far)
+        told.append([notice.kind for notice in checked.guard.take_notices()])
+    assert told == [[], ["sampler_gap"], [], [], ["sampler_gap"]]
     assemble(groups, [], checked, 8)
-    found = assemble(far, [], checked, 8).sampler_gap
-    assert found is not None
-    assert found.gap > 40
+    assert checked.needs_old_pass()  # the sampler was close again, and is not trusted any more
+
+
+def test_log_probs_that_stood_for_the_old_policys_are_computed_again_when_a_gap_appears():
+    """Without an old pass the step's first minibatch shows the gap; a resumed run knows what was seen."""
+    trained = learner(GRPO, None)
+    trained.trusts_sampler = True  # an earlier step measured it
+    assert not trained.needs_old_pass()
+    far = shifted(rollouts(trained.model), -9.0)
+    assembled = assemble(far, [], trained, 8)
+    assert assembled.sampler_gap is None  # no pass was spent on it
+    first, *_ = trained.updates(assembled.batch)
+    assert first.first_gap is not None
+    [notice] = trained.guard.take_notices()
+    assert notice.kind == "sampler_gap"
+    assert "above 0.02, a tenth of the gate's width" in notice.message
+    assert trained.needs_old_pass()
+    resumed = learner(GRPO, None)
+    resumed.load(trained.state())
+    for each in (trained, resumed):
+        each.start_step()
+        batch = replace(assembled.batch, version=torch.full_like(assembled.batch.version, each.version))
+        assert each.measure_gap(batch, batch.rollout_logprobs) is not None
+        assert each.needs_old_pass()  # although the two are equal now
+        assert each.guard.take_notices() == []
+
+
+def test_an_old_checkpoint_is_read():
+    trained, resumed = learner(GRPO, 10.0), learner(GRPO, 10.0)
+    state = trained.state()
+    resumed.load(replace(state, values={k: v for k, v in state.values.items() if k not in ("gap", "lost_trust")}))
+    assert resumed.state().values == state.values
+
+
+def test_a_gap_that_appears_in_a_run_is_an_event(tmp_path, float32):
+    run = first_step(tmp_path, 0.0, minibatches=2)
+    run.collector = replace(run.collector, sampler=Shifted(run.collector.sampler, 0.5))
+    train_step(run, 1, DataCursor())
+    events = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
+    told = [event for event in events if event["kind"] == "sampler_gap"]
+    assert [event["step"] for event in told] == [2] * len(told)
+    assert "its weights" not in told[0]["message"]
+    assert any("the sampler no longer samples from the policy" in event["message"] for event in told)
+    assert run.learner.needs_old_pass()
 
 
 def stats(gap: float) -> MismatchStats:

@@ -10,6 +10,7 @@ from transformers import PreTrainedTokenizerBase
 from proximo.data import DataFile, Example, Mistakes, Ranking, read_examples, read_rankings
 from proximo.models import prompt_tokens, tiny_model, tiny_tokenizer
 from proximo.training.offline.encoding import Encoded, completion_tokens, encode, prepare, to_rows
+from proximo.training.runfolder.log import RunLog
 
 TINY = tiny_tokenizer()
 EOS = 1
@@ -93,6 +94,78 @@ def test_a_template_that_does_not_go_on_from_its_question():
     tokenizer = chatml(CHATML.replace("'<|im_start|>assistant\\n'", "'<|im_start|>Assistant:'"))
     end = tokenizer.convert_tokens_to_ids("<|im_end|>")
     assert completion_tokens(tokenizer, HI, "yo") == (*spelled("yo"), end)
+
+
+# Templates that open a thought.
+
+OPENS = CHATML.replace("assistant\\n' }}", "assistant\\n<think>\\n' }}")
+"""As DeepSeek-R1: a finished turn is written without the mark, and without its thought."""
+DROPS = OPENS.replace("message['content']", "message['content'].split('</think>')[-1]")
+QWEN_3 = OPENS.replace(
+    "message['content']",
+    "('' if message['role'] == 'user' else '<think>\\n' + (message['content'].split('</think>')[0].split('<think>')[-1]"
+    ".strip('\\n') if '</think>' in message['content'] else '') + '\\n</think>\\n\\n')"
+    " + message['content'].split('</think>')[-1].lstrip('\\n')",
+)
+"""As Qwen3-Thinking: a finished turn has its thought, or an empty one."""
+DEEPSEEK_3 = (
+    "{% for m in messages %}{% if m['role'] == 'user' %}{{ '<|im_start|>' + m['content'] }}{% else %}"
+    "{{ '~' + '</think>' + m['content'].split('</think>')[-1] + '<|im_end|>' }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '~' + '<think>' }}{% endif %}"
+)
+"""As DeepSeek-V3.1: a finished turn has the end of a thought only."""
+
+
+@pytest.mark.parametrize(
+    ("template", "empty"),
+    [
+        (OPENS, "\n</think>\n\n"),
+        (DROPS, "\n</think>\n\n"),
+        (QWEN_3, "\n</think>\n\n"),
+        (DEEPSEEK_3, "</think>"),
+        (DROPS.replace("<think>\\n", "<think>"), "\n\n</think>\n\n"),
+        (DROPS.replace("think>", "seed:think>"), "\n</seed:think>\n\n"),
+        (DROPS.replace("<think>", "[THINK]").replace("</think>", "[/THINK]"), "\n[/THINK]\n\n"),
+    ],
+)
+def test_an_answer_never_stands_inside_a_thought_that_the_prompt_opens(template, empty):
+    tokenizer = chatml(template)
+    close = empty.strip()
+    opens = close.replace("/", "")
+
+    def reply(text: str) -> str:
+        return tokenizer.decode(list(completion_tokens(tokenizer, HI, text)), clean_up_tokenization_spaces=False)
+
+    assert reply("yo") == f"{empty}yo<|im_end|>"
+    assert reply("yo<|im_end|>") == f"{empty}yo<|im_end|>"
+    own = f"hm\n{close}\n\nyo"
+    space = "\n" if f"{opens}\\n" in template else ""
+    for text in (own, f"{opens}{space}{own}", f"  {opens}{space}{own}"):
+        assert reply(text) == f"{own}<|im_end|>"
+    assert reply(f"{opens}{space}cut off") == "cut off<|im_end|>"
+    sampled = completion_tokens(tokenizer, HI, "yo", sampled=True)
+    assert close in tokenizer.decode(list(sampled)) or tokenizer.decode(list(sampled)) == "yo<|im_end|>"
+
+
+def test_thoughts_that_were_closed_are_counted_and_told(tmp_path: Path):
+    rows = [
+        {"prompt": list(HI), "completion": "yo"},
+        {"prompt": list(HI), "completion": "<think>\nhm\n</think>\n\nyo!"},
+        {"prompt": "a text <think>", "completion": "b"},
+    ]
+    data = DataFile(written(tmp_path / "x.jsonl", rows), held_out=0.0)
+    told: list[str] = []
+    (tmp_path / "run").mkdir()
+    prepare(data, read_examples, chatml(OPENS)).report(RunLog(tmp_path / "run"), told.append)
+    assert told[1:] == [
+        "the chat template opens a thought in its prompt, which 1 of 3 completions do not have: it is closed, empty, "
+        "before them"
+    ]
+    pairs = [{"prompt": list(HI), "chosen": "b", "rejected": "c"}]
+    ranked = prepare(DataFile(written(tmp_path / "y.jsonl", pairs), held_out=0.0), read_rankings, chatml(OPENS))
+    assert [item.closed for item in ranked.train] == [2]
+    plain = prepare(data, read_examples, chatml())
+    assert sum(item.closed for item in plain.train) == 0
 
 
 def test_a_tokenizer_without_an_end_is_refused_once():

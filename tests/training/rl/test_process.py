@@ -19,7 +19,7 @@ from proximo.training.rl.run import Run
 from proximo.training.rl.train import train
 from proximo.training.runfolder.plain_rollouts import _read_rollout, _rollout
 from proximo.training.turn_rewards import step_rewards
-from proximo.types import Completion, Grade, Problem, Rollout
+from proximo.types import Completion, Grade, Problem, Rollout, Turn
 from tests.training.runfolder.test_resume import Quiet
 
 
@@ -34,6 +34,16 @@ def test_a_step_is_rewarded_at_the_token_that_ends_it():
     assert found is not None
     assert found.nan_to_num(nan=-1.0).tolist() == [[-1, 1.0, -1, 0.5], [-1] * 4, [1.0, -1, -1, -1]]
     assert step_rewards((1, 2), [rollout(2)], lambda tokens: ["ab"] * len(tokens)) is None
+
+
+def test_steps_of_an_episode_are_found_in_its_last_reply():
+    turns = (Turn("assistant", "abab", 2), Turn("user", "ab", 3), Turn("assistant", "abab", 5))
+    several = Rollout(
+        Completion(tuple(range(5)), (0.0,) * 5, "abab", "stop", turns=turns), Grade(1.0, steps=((2, 1.0), (4, 0.5)))
+    )
+    found = step_rewards((1, 5), [several], lambda tokens: ["ab"] * len(tokens))
+    assert found is not None
+    assert found.nan_to_num(nan=-1.0).tolist() == [[-1, -1, -1, 1.0, 0.5]]
 
 
 def test_steps_of_a_chain_are_graded_one_by_one():

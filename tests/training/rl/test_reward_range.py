@@ -1,6 +1,8 @@
 """The length penalty is half the distance between what a right and a wrong answer earn, whatever the scale."""
 
+import json
 from dataclasses import replace
+from statistics import mean
 
 import pyarrow.parquet as pq
 import pytest
@@ -108,13 +110,14 @@ def test_a_group_that_the_filter_kept_is_not_made_dead():
     assert assembled.batch.advantages[0, 0] > 0 > assembled.batch.advantages[1, 0]
 
 
-def test_a_run_measures_by_its_own_scale(tmp_path):
+@pytest.mark.parametrize("keep", [GRPO.keep, DAPO.keep], ids=["trained", "all dropped"])
+def test_a_run_measures_by_its_own_scale(tmp_path, keep):
     """Rewards of 0 and 1, so a unit of 0.5; of two tokens the second costs one unit."""
     run = RunConfig(
-        algorithm=replace(DAPO, keep=GRPO.keep),
+        algorithm=replace(DAPO, keep=keep),
         device="cpu",
         sampling=SamplingOptions(max_tokens=2),
-        training=TrainingOptions(groups=2, group_size=2, minibatches=1),
+        training=TrainingOptions(groups=2, group_size=2, minibatches=1, refill_rounds=1),
     )
     torch.set_default_dtype(torch.float32)
     try:
@@ -127,6 +130,11 @@ def test_a_run_measures_by_its_own_scale(tmp_path):
     lengths = [len(row["tokens"]) for row in rows]
     assert 2 in lengths
     assert [row["reward"] - row["outcome"] for row in rows] == [-0.5 * (length == 2) for length in lengths]
+    assert {row["state"] for row in rows} == {"trained" if keep == GRPO.keep else "dropped"}
+    [logged] = map(json.loads, (tmp_path / "metrics.jsonl").read_text().splitlines())
+    assert logged["reward"] == pytest.approx(mean(row["reward"] for row in rows))
+    assert logged["reward_unshaped"] == pytest.approx(mean(row["outcome"] for row in rows))
+    assert logged["length_penalty"] == pytest.approx(-0.5 * lengths.count(2) / len(lengths))
 
 
 def test_the_lens_measures_by_the_runs_own_scale(tmp_path, monkeypatch):

@@ -5,6 +5,7 @@ import contextlib
 import json
 import re
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from typing import Any
 
 from proximo.acting import Done, Environment, Observation
@@ -22,12 +23,17 @@ class Gymnasium(Environment):
         `options`: arguments of `gymnasium.make`."""
         import gymnasium
 
-        for module in modules:
-            __import__(module)
+        import_all(modules)
         if "ansi" in _metadata(name).get("render_modes", ()):
             options.setdefault("render_mode", "ansi")
         self._actions = [each.lower() for each in actions]
         self._game = gymnasium.make(name, **options)
+
+    @classmethod
+    def before_episodes(cls, name: str, modules: Sequence[str] = (), **_: Any) -> None:
+        """gymnasium, and the module of the environment."""
+        import_all(modules)
+        _metadata(name)
 
     def start(self, seed: int) -> str:
         """The first observation after a reset with this seed."""
@@ -66,6 +72,12 @@ class Gymnasium(Environment):
         if isinstance(drawn, str):
             return re.sub(r"\x1b\[(\d+;?)*m", _mark, drawn).strip("\n")
         return json.dumps(_plain(seen))
+
+
+def import_all(modules: Sequence[str]) -> None:
+    """gymnasium and the modules that register environments."""
+    for module in ("gymnasium", *modules):
+        import_module(module)
 
 
 def _mark(colour: re.Match[str]) -> str:

@@ -5,6 +5,7 @@ import json
 import threading
 import time
 from collections.abc import Mapping
+from importlib import import_module
 from typing import Any
 
 from proximo.acting import Done, Environment, Observation
@@ -40,6 +41,14 @@ class OpenEnv(Environment):
             raise ValueError(f"url is {url!r} and app {app!r}: give the address of a server, or an app")
         self._action, self._shown, self._fields, self._options = action, shown, fields, dict(options or {})
         self._client = GenericEnvClient(base_url=url or _serving(app)).sync()
+
+    @classmethod
+    def before_episodes(cls, app: str = "", **_: Any) -> None:
+        """The client, and the app with what serves it."""
+        import openenv.core.generic_client  # noqa: F401
+
+        if app:
+            import_module("uvicorn.importer").import_from_string(app)
 
     def start(self, seed: int) -> str:
         """The first observation after a reset with this seed."""

@@ -27,6 +27,8 @@ def environment_of(factory: Callable[[], Any]) -> tuple[type[Environment], dict[
     playing: list[Any] = []
 
     class Wrapped(Environment):
+        own_errors = tuple(getattr(factory, "own_errors", ()))
+
         def reset(self, problem: dict[str, Any]) -> None:
             playing[:] = [factory()]
             _check_told(_reset(playing[0], problem), problem)

@@ -6,10 +6,12 @@ import itertools
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
+from importlib import import_module
 from typing import Any
 
 from proximo.acting import Done, Environment, Observation
 
+MODULES = ("", ".utils.loaders", ".trace", ".types", ".dialects", ".agent", ".graph")
 Ask = Callable[[str], Awaitable[str]]
 """Hands what the environment says to the policy, and waits for its reply."""
 
@@ -29,6 +31,12 @@ class Verifiers(Environment):
             )
         self._said: asyncio.Queue[str] = asyncio.Queue()
         self._replies: asyncio.Queue[str] = asyncio.Queue()
+
+    @classmethod
+    def before_episodes(cls, taskset: str, environment: str = "", **options: Any) -> None:
+        """verifiers and the taskset's own module, which take seconds to import."""
+        import_all()
+        _config(taskset, environment, options)
 
     async def reset(self, problem: dict[str, Any]) -> None:
         task = next(itertools.islice(self._environment.taskset, int(problem["task"]), None))
@@ -80,9 +88,21 @@ def tasks_of(taskset: str, count: int, first: int, environment: str, options: Ma
 
 
 def loaded(taskset: str, environment: str, options: Mapping[str, Any]) -> Any:
-    from verifiers.v1.utils.loaders import load_environment, resolve_env_config
+    from verifiers.v1.utils.loaders import load_environment
 
-    return load_environment(resolve_env_config({"id": environment, "taskset": {"id": taskset, **options}}))
+    return load_environment(_config(taskset, environment, options))
+
+
+def _config(taskset: str, environment: str, options: Mapping[str, Any]) -> Any:
+    from verifiers.v1.utils.loaders import resolve_env_config
+
+    return resolve_env_config({"id": environment, "taskset": {"id": taskset, **options}})
+
+
+def import_all() -> None:
+    """The modules of verifiers that an episode needs."""
+    for name in MODULES:
+        import_module(f"verifiers.v1{name}")
 
 
 def messages_of(task: Any) -> list[dict[str, Any]]:

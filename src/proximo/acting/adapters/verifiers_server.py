@@ -26,9 +26,17 @@ class VerifiersServer(Environment):
     Requests that offer tools are refused: play with a harness that has none, such as `null`.
     """
 
+    own_errors = (Exception,)  # a server that fails says no more than that
+
     def __init__(self, address: str = "tcp://127.0.0.1:5000") -> None:
         self._address = address
         self._known: list[tuple[str, str]] = []
+
+    @classmethod
+    def before_episodes(cls, **_: Any) -> None:
+        import verifiers.v1.configs.client
+        import verifiers.v1.serve
+        import verifiers.v1.types  # noqa: F401
 
     async def reset(self, problem: dict[str, Any]) -> None:
         from verifiers.v1.configs.client import EvalClientConfig

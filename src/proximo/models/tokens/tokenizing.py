@@ -85,10 +85,11 @@ def reply_tokens(tokenizer: PreTrainedTokenizerBase, asked: str, reply: str) -> 
     return next(faithful, found[0] if found else _encoded(tokenizer, reply))
 
 
-def following_tokens(tokenizer: PreTrainedTokenizerBase, text: str) -> tuple[int, ...]:
+def following_tokens(tokenizer: PreTrainedTokenizerBase, text: str, *, after: str = "") -> tuple[int, ...]:
     """The tokens of a text that stands after others, as far as that can be known without them: without the space that
-    SentencePiece-like tokenizers put before a text. Special tokens that are spelled in it become such."""
-    for anchor in _ANCHORS:
+    SentencePiece-like tokenizers put before a text. Special tokens that are spelled in it become such. `after`: the
+    special token that it follows, if it does."""
+    for anchor in (after, *_ANCHORS) if after else _ANCHORS:
         if text and (tokens := _behind(tokenizer, anchor, text)):
             return tokens
     return _encoded(tokenizer, text)

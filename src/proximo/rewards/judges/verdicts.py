@@ -38,7 +38,7 @@ def asked(rubric: str, scale: Scale, columns: Sequence[str], problem: Problem, c
     if problem.answer is not None:
         case["reference_answer"] = problem.answer
     case |= {name: problem.data.get(name) for name in columns}
-    case["completion"] = completion.text
+    case["completion"] = completion.messages if len(completion.turns) > 1 else completion.text
     system = (
         f"You judge what another model has written, by this rubric:\n\n{rubric.strip()}\n\n"
         f"The next message is one JSON object with the fields {', '.join(case)}; judge the field completion. "

@@ -176,7 +176,7 @@ def _reward(data: str, rows: Sequence[Row], columns: Sequence[str], chosen: Chos
 def _shape(rows: Sequence[Row], prompt: str, answers: Sequence[str]) -> str:
     """Whose shape the rows have, by their columns."""
     first, answer = rows[0], answers[0] if answers else ""
-    if answer == "reward_model.ground_truth":
+    if first.find("reward_model.ground_truth") is not None:
         return "verl's shape"
     if prompt == "messages" and answer == "ground_truth":
         return "open-instruct's shape"
@@ -186,4 +186,5 @@ def _shape(rows: Sequence[Row], prompt: str, answers: Sequence[str]) -> str:
         prompt == "question" or first.find("info") is not None or first.find("task") is not None
     ):
         return "verifiers' shape"
-    return "TRL's shape" if prompt == "prompt" else "a table"
+    is_structured = isinstance(first.find("ground_truth"), Mapping | list)  # for a function of somebody's own
+    return "TRL's shape" if prompt == "prompt" and not is_structured else "a table"

@@ -267,6 +267,10 @@ class UpdateGuard:
         )
         return smaller
 
+    def tell(self, kind: str, message: str) -> None:
+        """Add a notice for the run."""
+        self._notices.append(Notice(kind, message))
+
     def take_notices(self) -> list[Notice]:
         """Those since the last time."""
         taken, self._notices = self._notices, []

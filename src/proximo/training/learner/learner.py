@@ -32,7 +32,7 @@ from proximo.training.learner.memory import checkpoint_models, checkpointable_la
 from proximo.training.learner.optimizer import POLICY
 from proximo.training.learner.passes import OldScores, Passes, minibatches
 from proximo.training.learner.policy import Policy
-from proximo.training.learner.rounding import check_gap, gate_width
+from proximo.training.learner.rounding import check_gap, gate_width, late_gap
 from proximo.training.rates import rate_share
 from proximo.training.records import PartState
 from proximo.types import Batch
@@ -59,7 +59,8 @@ class Learner:
         steps: int | None = None,
     ) -> None:
         """Without a `value` of its own, an algorithm that asks for one gets a head on the policy's trunk.
-        `max_gap` is the largest gap of the sampler that the first rows may show; None: any.
+        `max_gap` is the largest gap that rounding explains between the policy and its sampler; None: they may differ.
+        The first rows that show more end the run, later ones are told.
         `steps` are those of the run, which a learning rate that falls to 0 needs."""
         self.policy = policy
         self.algorithm = algorithm
@@ -83,7 +84,10 @@ class Learner:
         """The version that sampled the step's fresh rows."""
         self.trusts_sampler = False
         """Whether the sampler's log-probs may stand for the old policy's; found out by measuring."""
-        self._max_gap = max_gap
+        self._lost_trust = False
+        """Whether they did, and then no longer could: for the rest of the run they do not."""
+        self._max_gap, self._gap_passed, self._gap_is_late = max_gap, False, False
+        """The largest gap, whether the first rows were within it, and whether the latest were not."""
         self.shuffle = torch.Generator().manual_seed(seed)
 
     @property
@@ -139,9 +143,13 @@ class Learner:
         """
         if self.critic is not None or self.algorithm.correct is not None or self.replay == "old_policy":
             return True
-        on_policy = self.options.updates == 1 or AnchorTraits.read(self.algorithm.anchor).on_policy
         trusted = self.trusts_sampler and self.sampled_version == self.version
-        return not (trusted or on_policy)
+        return not (trusted or self._is_on_policy)
+
+    @property
+    def _is_on_policy(self) -> bool:
+        """Whether every ratio is 1 by itself."""
+        return self.options.updates == 1 or AnchorTraits.read(self.algorithm.anchor).on_policy
 
     def old_scores(self, batch: Batch) -> OldScores:
         """Log-probs, entropy and values of the policy as it stands; its routes, where those are to be replayed."""
@@ -181,16 +189,45 @@ class Learner:
         """Rows carried over from an earlier step: only their sampler knows the policy that generated them."""
         return batch.version < self.sampled_version
 
-    def measure_gap(self, batch: Batch, logprobs: Float[Tensor, "B T"]) -> MismatchStats | None:
-        """How far the sampler of the fresh rows is from the policy, None without any; decides whether to trust it."""
+    def measure_gap(
+        self, batch: Batch, logprobs: Float[Tensor, "B T"], *, relied: bool = False
+    ) -> MismatchStats | None:
+        """How far the sampler of the fresh rows is from the policy, None without any; decides whether to trust it.
+        `relied`: this step's updates take its log-probs for the old policy's."""
         mask = batch.mask & ~self.is_stale(batch).unsqueeze(1)
         log_weight = sampled(logprobs.detach().to(batch.rollout_logprobs.dtype) - batch.rollout_logprobs, mask)
         if mask.any():
             # GSPO's gate is 3e-4 wide: what counts is the gap in the algorithm's own ratio against a tenth of it.
             seen = self.algorithm.ratio(log_weight, mask)
-            self.trusts_sampler = bool((seen.abs() * mask).sum() / mask.sum() < gate_width(self.algorithm) / 10)
-        self._max_gap = check_gap(found := mismatch(log_weight, mask), self._max_gap, self.model)
+            self._judge(float((seen.abs() * mask).sum() / mask.sum()), relied=relied)
+        found = mismatch(log_weight, mask)
+        if found is not None and self._max_gap is not None:
+            self._check_gap(found, self._max_gap)
         return found
+
+    def _judge(self, seen: float, *, relied: bool) -> None:
+        """Trust a sampler whose log-ratios are small beside the gate; one that ceases to be so never again."""
+        most = gate_width(self.algorithm) / 10
+        if relied and not seen < most:
+            self._lost_trust = True
+            self.guard.tell(
+                "sampler_gap",
+                f"the sampler's log-probs, which were taken for the old policy's, are {seen:.2g} from the policy's in "
+                f"the ratio, above {most:.2g}, a tenth of the gate's width: from the next step on they are computed",
+            )
+        self.trusts_sampler = seen < most and not self._lost_trust
+
+    def _check_gap(self, found: MismatchStats, most: float) -> None:
+        """Of every step: the first gap may end the run, a later one is told when it appears."""
+        if not self._gap_passed:
+            self._gap_passed = check_gap(found, most, self.model) is None
+            return
+        line = late_gap(found, most)
+        if line is not None and not self._gap_is_late:
+            self.guard.tell("sampler_gap", line)
+        self._gap_is_late = line is not None
+        if line is not None:
+            self.trusts_sampler, self._lost_trust = False, True
 
     # The updates
 
@@ -253,7 +290,8 @@ class Learner:
 
     def _first_gap(self, batch: Batch, found: GradientPass) -> MismatchStats | None:
         index = torch.cat([index for index, _ in found.parts])
-        return self.measure_gap(batch.rows(index), torch.cat([logprobs for _, logprobs in found.parts]).cpu())
+        logprobs, relied = torch.cat([each for _, each in found.parts]), not self.needs_old_pass()
+        return self.measure_gap(batch.rows(index), logprobs.cpu(), relied=relied and not self._is_on_policy)
 
     # Rows and parts
 
@@ -270,6 +308,8 @@ class Learner:
             "policy": self.policy.state(),
             "sampled_version": self.sampled_version,
             "trusts_sampler": self.trusts_sampler,
+            "lost_trust": self._lost_trust,
+            "gap": [self._gap_passed, self._gap_is_late],
             "kl_coefficient": ShapeTraits.read(self.kl_reward).coefficient,
             "token_budget": self.passes.token_budget,
             "is_planned": self.passes.is_planned,
@@ -283,6 +323,8 @@ class Learner:
         """Bring back what `state` gave, but for the policy, which loads its own."""
         values = state.values
         self.sampled_version, self.trusts_sampler = values["sampled_version"], values["trusts_sampler"]
+        self._lost_trust = values.get("lost_trust", False)  # which earlier versions did not have
+        self._gap_passed, self._gap_is_late = values.get("gap", (False, False))
         coefficient = values["kl_coefficient"]
         if self.kl_reward is not None and coefficient not in (None, ShapeTraits.read(self.kl_reward).coefficient):
             self.kl_reward = replace(self.kl_reward, coefficient=coefficient)

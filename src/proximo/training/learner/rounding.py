@@ -80,6 +80,18 @@ def check_gap(found: MismatchStats | None, most: float | None, model: PreTrained
     )
 
 
+def late_gap(found: MismatchStats, most: float) -> str | None:
+    """What to say of a gap that appears after steps without one; None where rounding explains it."""
+    if not found.gap > most:
+        return None
+    return (
+        f"sampler_gap is {found.gap:.3g} nats per token, above {most:g}, the most that rounding explains, and it was "
+        "smaller before: the sampler no longer samples from the policy that is trained, such as one whose weights were "
+        "not pushed. Its log-probs are not taken for the old policy's; look at the sampler, and resume from a "
+        "checkpoint before this step"
+    )
+
+
 def gate_width(algorithm: Algorithm) -> float:
     """The smallest log-ratio that matters to the gate; PPO's clip where the gate has no edge."""
     return GateTraits.read(algorithm.gate).width

@@ -1,8 +1,8 @@
 """Texts encoded as rows of tokens. Only the tokenizer is needed, so bad data is found before a model loads."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -13,6 +13,7 @@ from proximo.models import micro_batches, prompt_tokens
 from proximo.models.model_types import PreTrainedModel, PreTrainedTokenizerBase
 from proximo.models.positions import reach_of
 from proximo.models.tokens.templates import rendered
+from proximo.models.tokens.thoughts import Thought, opened_thought
 from proximo.models.tokens.tokenizing import asked_text, reply_tokens
 from proximo.tensor_types import Bool, Int
 from proximo.training.runfolder.log import RunLog
@@ -28,6 +29,8 @@ class Encoded:
     """Completion tokens: one for an example, all of a ranking with the best first."""
     margin: float | None = None
     """Margin of a ranked pair."""
+    closed: int = 0
+    """Completions before which the empty thought was closed that the prompt opens."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,15 @@ class Prepared:
         """Report how much data there is, and which rows were skipped."""
         left_out = f", {len(self.mistakes)} bad rows left out" if self.mistakes else ""
         say(f"{len(self.train)} to train on, {len(self.held_out)} held out{left_out}")
+        items = [*self.train, *self.held_out]
+        if closed := sum(item.closed for item in items):
+            whole = sum(len(item.completions) for item in items)
+            line = (
+                "the chat template opens a thought in its prompt, which "
+                f"{closed} of {whole} completions do not have: it is closed, empty, before them"
+            )
+            log.event(0, "closed_thoughts", line)
+            say(line)
         if self.mistakes:
             log.event(0, "skipped_rows", f"{len(self.mistakes)} bad rows left out:\n{self.mistakes}")
 
@@ -80,7 +92,7 @@ def encode(
 ) -> list[Encoded]:
     """Encode every item that fits; one that is too long or that the chat template refuses is a mistake. `ends` are as
     in `completion_tokens`."""
-    _end(tokenizer)  # a missing end token is not the fault of any item, so check it first
+    end_of(tokenizer)  # a missing end token is not the fault of any item, so check it first
     encoded = []
     for item in items:
         try:
@@ -99,7 +111,8 @@ def _encoded(
             f"the prompt alone has {len(prompt)} tokens, and data.max_tokens is {max_tokens}: shorten it, or give more"
         )
     texts = (item.completion,) if isinstance(item, Example) else item.completions
-    completions = tuple(completion_tokens(tokenizer, item.prompt, text, ends) for text in texts)
+    replies = [_reply(tokenizer, item.prompt, text, ends) for text in texts]
+    completions = tuple(tokens for tokens, _ in replies)
     longest = len(prompt) + max(map(len, completions))
     if longest > max_tokens:
         raise ValueError(
@@ -108,45 +121,86 @@ def _encoded(
         )
     if len(set(completions)) < len(completions):
         raise ValueError("two of its completions are the same tokens: there is no preference to learn")
-    return Encoded(item.place, prompt, completions, item.margin if isinstance(item, Ranking) else None)
+    margin = item.margin if isinstance(item, Ranking) else None
+    return Encoded(item.place, prompt, completions, margin, sum(is_closed for _, is_closed in replies))
 
 
 def completion_tokens(
-    tokenizer: PreTrainedTokenizerBase, prompt: Prompt, text: str, ends: Collection[int] = ()
+    tokenizer: PreTrainedTokenizerBase,
+    prompt: Prompt,
+    text: str,
+    ends: Collection[int] = (),
+    *,
+    arguments: Mapping[str, Any] | None = None,
+    sampled: bool = False,
 ) -> tuple[int, ...]:
     """The tokens that a sampler would have to generate after `prompt_tokens`: the text and one end token.
 
     After a conversation these are the chat template's rendering of the reply, up to its first end token: the
     tokenizer's, or one of `ends`, which the model's own files name. If the template writes none, or does not continue
-    its own generation prompt, they are the reply itself and the tokenizer's end token.
+    its own generation prompt, they are the reply itself and the tokenizer's end token. Where that prompt opens a
+    thought, a text without one gets its end first, unless it was `sampled` there. `arguments` are those of the chat
+    template.
     """
-    end, word = _end(tokenizer)
-    text = text.removesuffix(word)
-    every = {end, *ends}
-    for other in (word, *(str(tokenizer.convert_ids_to_tokens(each)) for each in sorted(every - {end}))):
+    tokens, _ = _reply(tokenizer, prompt, text, ends, arguments, sampled=sampled)
+    return tokens
+
+
+def _reply(
+    tokenizer: PreTrainedTokenizerBase,
+    prompt: Prompt,
+    text: str,
+    ends: Collection[int] = (),
+    arguments: Mapping[str, Any] | None = None,
+    *,
+    sampled: bool = False,
+) -> tuple[tuple[int, ...], bool]:
+    """Also whether an empty thought was closed before the text."""
+    end, word = end_of(tokenizer)
+    text, every = text.removesuffix(word), {end, *ends}
+    check_ends(tokenizer, text, ends)
+    asked = asked_text(tokenizer, prompt, arguments)
+    if isinstance(prompt, str):
+        return (*reply_tokens(tokenizer, asked, text), end), False
+    whole = [*prompt, {"role": "assistant", "content": text}]
+    written = rendered(tokenizer, whole, for_answer=False, arguments=arguments)
+    rest = written.removeprefix(asked) if written.startswith(asked) else ""
+    thought = None if sampled else opened_thought(asked)
+    if thought is not None and not thought.is_rendered(text, rest):
+        rest = _behind_thought(thought, asked, written, text)
+    reply = reply_tokens(tokenizer, asked, rest) if rest else ()
+    is_closed = thought is not None and not thought.is_in(text)
+    found = next((place for place, token in enumerate(reply) if token in every), None)
+    if found is not None:
+        return reply[: found + 1], is_closed
+    return (*reply_tokens(tokenizer, asked, text if thought is None else thought.continued(text)), end), is_closed
+
+
+def _behind_thought(thought: Thought, asked: str, written: str, text: str) -> str:
+    """A reply in a thought that the prompt opens, where the template writes a whole conversation otherwise: the end of
+    an empty thought as it writes that, where it does, and what it writes behind the reply."""
+    before = asked.removesuffix(f"{thought.opens}{thought.space}")
+    if not thought.is_in(text) and written.removeprefix(before).startswith(thought.closes):
+        return written.removeprefix(before)
+    answer = text.rpartition(thought.closes)[2].strip()
+    _, found, behind = written.rpartition(answer) if answer else ("", "", "")
+    return thought.continued(text) + (behind if found else "")
+
+
+def check_ends(tokenizer: PreTrainedTokenizerBase, text: str, ends: Collection[int] = ()) -> None:
+    """Refuse a reply that spells an end token, the tokenizer's or one of `ends`."""
+    end, word = end_of(tokenizer)
+    for other in (word, *(str(tokenizer.convert_ids_to_tokens(each)) for each in sorted({*ends} - {end}))):
         if other and other in text:
             raise ValueError(f"a completion contains {other!r} before its end: a sampler would have stopped there")
-    asked = asked_text(tokenizer, prompt)
-    if not isinstance(prompt, str):
-        reply = _rendered_reply(tokenizer, prompt, asked, text)
-        found = next((place for place, token in enumerate(reply) if token in every), None)
-        if found is not None:
-            return reply[: found + 1]
-    return (*reply_tokens(tokenizer, asked, text), end)
 
 
-def _end(tokenizer: PreTrainedTokenizerBase) -> tuple[int, str]:
+def end_of(tokenizer: PreTrainedTokenizerBase) -> tuple[int, str]:
     """The end token's id and text."""
     number, word = tokenizer.eos_token_id, tokenizer.eos_token
     if not isinstance(number, int) or not isinstance(word, str):
         raise ValueError("the tokenizer has no end-of-sequence token: a completion could not end, set its eos_token")
     return number, word
-
-
-def _rendered_reply(tokenizer: PreTrainedTokenizerBase, prompt: Sequence, asked: str, text: str) -> tuple[int, ...]:
-    """The chat template's rendering of a reply after its generation prompt; empty if it does not continue that."""
-    answered = rendered(tokenizer, [*prompt, {"role": "assistant", "content": text}], for_answer=False)
-    return reply_tokens(tokenizer, asked, answered.removeprefix(asked)) if answered.startswith(asked) else ()
 
 
 @dataclass(frozen=True)

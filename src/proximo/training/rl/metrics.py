@@ -34,10 +34,11 @@ def step_metrics(
     has_verdict: bool = True,
     has_tools: bool = False,
     is_whole: bool = False,
+    shaped: Tensor | None = None,
 ) -> dict[str, float]:
     """All metrics of a step: of the rollouts first, then of the updates. `is_whole` says whether tokens were drawn from
-    the policy's whole distribution."""
-    metrics = rollout_metrics(collected, has_verdict=has_verdict, has_tools=has_tools, is_whole=is_whole)
+    the policy's whole distribution; `shaped` as in `rollout_metrics`."""
+    metrics = rollout_metrics(collected, has_verdict=has_verdict, has_tools=has_tools, is_whole=is_whole, shaped=shaped)
     metrics |= {"learning_rate": learning_rate, "updates": len(updates)}
     applied = [update for update in updates if update.skipped is None]
     metrics["skipped_updates"] = len(updates) - len(applied)
@@ -92,19 +93,24 @@ def advantage_metrics(batch: Batch) -> dict[str, float]:
 
 
 def rollout_metrics(
-    collected: Collected, *, has_verdict: bool = True, has_tools: bool = False, is_whole: bool = False
+    collected: Collected,
+    *,
+    has_verdict: bool = True,
+    has_tools: bool = False,
+    is_whole: bool = False,
+    shaped: Tensor | None = None,
 ) -> dict[str, float]:
-    """Metrics over everything sampled for this step, dropped groups included."""
+    """Metrics over everything sampled for this step, dropped groups included. `shaped`: rewards with the algorithm's
+    length penalties, of the same completions in order; None: it has none."""
     groups = [*collected.groups, *collected.dropped]
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     outcome = torch.tensor([rollout.grade.verdict for rollout in rollouts], dtype=torch.float64)
     reward = torch.tensor([rollout.grade.reward for rollout in rollouts], dtype=torch.float64)
     lengths = torch.tensor([rollout.completion.num_sampled for rollout in rollouts], dtype=torch.float64)
     truncated = sum(rollout.completion.finish == "length" for rollout in rollouts)
-    scored, rewards = outcome[~outcome.isnan()], reward[~reward.isnan()]
+    scored = outcome[~outcome.isnan()]
     return part_metrics(rollouts) | {
-        "reward": float(rewards.mean()) if len(scored) else math.nan,
-        **_tails("reward", rewards),
+        **reward_metrics(reward, shaped),
         "outcome": float(scored.mean()) if len(scored) else math.nan,
         "length": float(lengths.mean()),
         **_tails("length", lengths),
@@ -125,6 +131,17 @@ def rollout_metrics(
         **turn_metrics(rollouts, has_tools=has_tools),
         **({"passed_over": len(collected.passed_over)} if collected.cursor.rates else {}),
     }
+
+
+def reward_metrics(reward: Tensor, shaped: Tensor | None) -> dict[str, float]:
+    """The reward that is trained on and, where a penalty has a part in it, what it was before and what that took."""
+    is_scored = ~reward.isnan()
+    trained = (reward if shaped is None else shaped)[is_scored]
+    metrics = {"reward": float(trained.mean()) if len(trained) else math.nan, **_tails("reward", trained)}
+    if shaped is None or not len(trained):
+        return metrics
+    before = reward[is_scored]
+    return metrics | {"reward_unshaped": float(before.mean()), "length_penalty": float((trained - before).mean())}
 
 
 def turn_metrics(rollouts: Sequence[Rollout], *, has_tools: bool) -> dict[str, float]:

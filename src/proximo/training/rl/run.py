@@ -63,6 +63,7 @@ class Run:
         self.model, self.teacher = built.model, built.teacher
         self._copy, self.samplers, self.learner = built.copy, built.samplers, built.learner
         self.watch, self.unscored = Watch(), UnscoredWatch(config.rewards.max_unscored, self.grading.failures)
+        self.failed_episodes = UnscoredWatch(1.0, self.grading.failed)
         self.band, self.stale = BandWatch(config.algorithm), StaleWatch(config.ahead.staleness, config.algorithm)
         self.collector = Collector(
             task=self.task,

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pyarrow as pa
 import torch
 
+from proximo.maths.crediting import shaped_rewards
 from proximo.training.clock import LEARNER, Clock
 from proximo.training.learner.critic import kl_per_completion
 from proximo.training.learner.guard import Update
@@ -20,6 +21,7 @@ from proximo.training.rl.run import SAMPLE_LESS, Run
 from proximo.training.runfolder.evidence import skipped_updates
 from proximo.training.runfolder.ledger import entries
 from proximo.training.runfolder.rollouts import rollout_table
+from proximo.types import Batch
 
 
 def train_step(run: Run, index: int, cursor: DataCursor) -> Collected:
@@ -58,7 +60,9 @@ def train_step(run: Run, index: int, cursor: DataCursor) -> Collected:
         with clock.phase("update"):
             updates = list(_updates(run, assembled, index))
     _tell(run, step, collected, assembled, updates)
-    metrics = step_metrics(collected, assembled, updates, rate, **_kind(run))
+    everyone = _shaped(run, collected) if assembled is None else assembled.everyone
+    shaped = everyone.rewards if learner.algorithm.length_penalties else None
+    metrics = step_metrics(collected, assembled, updates, rate, **_kind(run), shaped=shaped)
     if assembled is not None and index >= config.pretrain_steps:
         metrics |= clipping_metrics(learner.algorithm, assembled.batch, updates)
     kl = None if assembled is None else kl_per_completion(assembled.batch)
@@ -69,7 +73,7 @@ def train_step(run: Run, index: int, cursor: DataCursor) -> Collected:
     run.note(step, metrics)
     run.log.ledger(entries(step, cursor, collected, assembled, updates, run.task.size("train")))
     with clock.phase("write"):
-        run.log.rollouts(step, _table(run, index, collected, assembled, updates))
+        run.log.rollouts(step, _table(run, index, collected, everyone, assembled, updates))
     costs = run.grading.usage.take() | run.grading.episodes.take()
     run.log.timings(step, clock.seconds | {"tokens": collected.sampled_tokens} | costs)
     run.note_times(step, collected, version)
@@ -99,6 +103,7 @@ def _tell(run: Run, step: int, collected: Collected, assembled: Assembled | None
         notices += skipped_updates(run.folder, step, assembled.batch, updates)
     lines = run.unscored.look([*collected.groups, *collected.dropped])
     told = [(each.kind, each.message) for each in notices] + [("unscored", line) for line in lines]
+    told += [("failed_episodes", line) for line in run.failed_episodes.lines()]
     told += [("judge", line) for line in run.grading.take_notices()]
     for each in filter(None, (run.ahead, run.in_flight)):
         told += each.take_notices()
@@ -115,14 +120,25 @@ def _updates(run: Run, assembled: Assembled, index: int) -> Iterator[Update]:
     return run.learner.value_updates(replace(assembled.batch, returns=assembled.earned))
 
 
+def _shaped(run: Run, collected: Collected) -> Batch:
+    """What was sampled in a step without a group to train on, with the rewards that it would have trained on."""
+    batch, config = to_batch(collected.dropped), run.config
+    penalties = run.learner.algorithm.length_penalties
+    return replace(batch, rewards=shaped_rewards(batch, penalties, config.sampling.max_tokens, config.penalty_unit))
+
+
 def _table(
-    run: Run, index: int, collected: Collected, assembled: Assembled | None, updates: Sequence[Update]
+    run: Run,
+    index: int,
+    collected: Collected,
+    batch: Batch,
+    assembled: Assembled | None,
+    updates: Sequence[Update],
 ) -> pa.Table:
-    """Table of everything sampled for the step, with the old log-probs that the updates used."""
+    """Table of everything sampled for the step, `batch`, with the old log-probs that the updates used."""
     if assembled is None:
-        nothing = torch.empty(0, dtype=torch.long)
-        return rollout_table(to_batch(collected.dropped), run.spelling, trained=nothing, kept_groups=0)
-    batch, trained = assembled.everyone, assembled.index
+        return rollout_table(batch, run.spelling, trained=torch.empty(0, dtype=torch.long), kept_groups=0)
+    trained = assembled.index
     for update in updates:
         used = batch.old_logprobs.index_copy(0, trained[update.rows], update.old_logprobs)
         batch = replace(batch, old_logprobs=used)

@@ -112,8 +112,10 @@ def _evaluated(run: Run, step: int) -> tuple[Evaluation, list[Answered]]:
     with run.timeline.lanes.during(LEARNER, "evaluate"):
         found = run.evaluate()
     run.tell_of_sampler(step)
-    for line in run.unscored.lines():
-        run.log.event(step, "unscored", line)
+    told = [("unscored", line) for line in run.unscored.lines()]
+    told += [("failed_episodes", line) for line in run.failed_episodes.lines()]
+    for kind, line in told:
+        run.log.event(step, kind, line)
         run.progress.warned(step, line)
     return found
 

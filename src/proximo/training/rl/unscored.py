@@ -1,9 +1,10 @@
 """Watches how much of a step could not be scored, and stops a run whose grader has failed."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from proximo.rewards import GraderFailed
-from proximo.rewards.failures import Failures, Tally
+from proximo.rewards.failures import Tally
 from proximo.types import Group
 
 STEPS = 3
@@ -51,7 +52,7 @@ class UnscoredWatch:
             self._examples.setdefault(key, str(failures))
             if key not in self._reported or self._total[key] >= 10 * max(self._reported[key], 1):
                 self._reported[key] = self._total[key]
-                lines.append(str(Failures(*key, self._total[key], failures.example)))
+                lines.append(str(replace(failures, unscored=self._total[key])))
         return lines
 
     def state(self) -> dict[str, int]:

@@ -6,16 +6,22 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
     "Sampling: everything sampled for the step, dropped groups included": {
         "outcome": "the task's own score, mean over the scored completions; 1 or more counts as correct. Equals the "
         "reward if the task gives no score",
-        "reward": "reward before shaping, mean over the scored completions",
+        "reward": "the reward that is trained on, length penalties included, mean over the scored completions; so it "
+        "is in the rollouts. A KL in the reward is not in it",
+        "reward_unshaped": "the reward before length penalties, of an algorithm that has some; otherwise it is "
+        "`reward`",
+        "length_penalty": "what length penalties add to the reward, mean over the scored completions; 0 or negative",
         "reward_p10": "10th percentile of the reward",
         "reward_p90": "90th percentile of the reward",
         "rewards/…": "mean of one part of the reward, weight included",
-        "reward_spread": "standard deviation of the reward within a group, mean over groups; at 0 nothing is learned",
+        "reward_spread": "standard deviation of the reward before length penalties within a group, mean over groups; "
+        "at 0 nothing is learned",
         "solved_by_all": "share of the groups whose scored completions are all correct; null if the task gives no "
         "score",
         "solved_by_any": "share of the groups with a correct completion: pass@k of the rollouts",
         "solved_by_any/…": "the same for groups of 2, 4, 8, … completions, estimated from all choices of that many",
-        "dead_groups": "share of the groups whose completions all have the same reward, or none is scored",
+        "dead_groups": "share of the groups whose completions all have the same reward before length penalties, or "
+        "none is scored",
         "dead_solved": "share of all groups that are dead because every completion is correct",
         "duplicates": "share of the pairs of completions in a group that are identical token by token, mean over "
         "groups",

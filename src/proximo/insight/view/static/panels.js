@@ -27,6 +27,7 @@ export const PANELS = {
       id: "reward", title: "Reward", note: "mean, and the range from the 10th to the 90th percentile", when: (run) => differ(run.trained, "reward", "outcome"),
       lines: [line("reward", "reward", { low: "reward_p10", high: "reward_p90" })], each: { prefix: "rewards/", when: (run) => some(run.trained, (row) => Object.keys(row).filter((key) => key.startsWith("rewards/")).length > 1) },
     },
+    { id: "length_penalty", title: "Length penalty", note: "what it adds to the reward, mean over completions", lines: [line("penalty", "length_penalty")] },
     {
       id: "length", title: "Length", unit: "tokens", note: "of completions: mean, and the range from the 10th to the 90th percentile",
       lines: [line("length", "length", { low: "length_p10", high: "length_p90" })], cap: (run) => run.about?.cap,
