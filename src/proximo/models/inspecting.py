@@ -25,6 +25,8 @@ ADAPTER, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 MAX_HEADER = 100_000_000
 """Bytes; the format's own limit."""
 MAX_CONFIG = 10_000_000
+MAX_SCALE = 1024
+"""Numbers of a scale that are looked at."""
 _BITS = {"BOOL": 8, "U8": 8, "I8": 8, "U16": 16, "I16": 16, "F16": 16, "BF16": 16, "U32": 32, "I32": 32, "F32": 32}
 _BITS |= {"U64": 64, "I64": 64, "F64": 64, "C64": 64, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8}
 
@@ -62,6 +64,30 @@ def dtypes(folder: Path) -> set[str]:
     """Names that safetensors has for the dtypes of all weights in a folder that `inspect` let pass."""
     headers = [_header(file)[0] for file in folder.glob("*.safetensors")]
     return {entry["dtype"] for header in headers for name, entry in header.items() if name != "__metadata__"}
+
+
+def has_new_scales(folder: Path) -> bool:
+    """Whether each scale of a normalisation is one number throughout, as before any training. Of a folder that
+    `inspect` let pass; False where it has no weights."""
+    found = False
+    for file in sorted(folder.glob("*.safetensors")):
+        for scale, width in _scales(file):
+            if scale != scale[:width] * (len(scale) // width):
+                return False
+            found = True
+    return found
+
+
+def _scales(file: Path) -> Iterator[tuple[bytes, int]]:
+    """The numbers of each weight with one dimension, of long ones the first, and the bytes of one of them."""
+    header, room = _header(file)
+    behind = file.stat().st_size - room
+    with file.open("rb") as opened:
+        for name, entry in header.items():
+            if name.endswith(".weight") and len(entry["shape"]) == 1 and entry["shape"][0] > 1:
+                width, (start, end) = _BITS[entry["dtype"]] // 8, entry["data_offsets"]
+                opened.seek(behind + start)
+                yield opened.read(min(end - start, MAX_SCALE * width)), width
 
 
 def _header(file: Path) -> tuple[Any, int]:
