@@ -44,6 +44,9 @@ class Best:
     step: int
     value: float
     """Its evaluation.metric."""
+    evaluation: Evaluation | None = None
+    """None, like no answers: a checkpoint of an earlier version does not hold it."""
+    answers: Sequence[Answered] = ()
 
 
 @dataclass(frozen=True)
@@ -107,7 +110,7 @@ def write_run_state(folder: Path, state: RunState) -> None:
         "rates": dict(state.cursor.rates),
         "generated": state.generated,
         "evaluated": state.evaluated,
-        "best": None if state.best is None else asdict(state.best),
+        "best": None if state.best is None else _plain_best(state.best),
         "sizes": dict(state.sizes),
         "parts": dict(state.parts),
         "seconds": state.seconds,
@@ -145,13 +148,26 @@ def read_run_state(folder: Path, task: Task, seed: int) -> RunState:
         active=_read_active(folder, asked),
         generated=facts["generated"],
         evaluated=facts["evaluated"],
-        best=None if facts["best"] is None else Best(*facts["best"].values()),  # earlier versions: step and outcome
+        best=None if facts["best"] is None else _read_best(facts["best"], task, seed),
         sizes=facts["sizes"],
         parts=facts["parts"],
         tensors=read_tensors(folder / "random.safetensors"),
         seconds=facts["seconds"],
         run=facts["run"],
     )
+
+
+def _plain_best(best: Best) -> dict[str, Any]:
+    answers = [plain_answer(each) for each in best.answers]
+    evaluation = None if best.evaluation is None else asdict(best.evaluation)
+    return {"step": best.step, "value": best.value, "evaluation": evaluation, "answers": answers}
+
+
+def _read_best(stored: Mapping[str, Any], task: Task, seed: int) -> Best:
+    step, value, *_ = stored.values()  # earlier versions: step and outcome
+    evaluation = stored.get("evaluation")
+    answers = read_answers(stored.get("answers", ()), task, seed)
+    return Best(step, value, evaluation and Evaluation(**evaluation), answers)
 
 
 def _read_ahead(folder: Path, asked: Asked) -> list[Collected]:
