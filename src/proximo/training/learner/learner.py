@@ -217,7 +217,7 @@ class Learner:
             check_agreement(found.agreements)
         gap = self._first_gap(batch, found) if fresh and found.parts else None  # first: it may stop the run
         update = replace(self.guard.apply(batch, found, is_silent=is_silent), version=self.version, first_gap=gap)
-        self.policy.version += update.skipped is None and not update.is_idle
+        self.policy.version += update.skipped is None
         old = old_logprobs(batch, self.own_rows(batch), update.logprobs)  # not known of a dead row that was not run
         return replace(update, old_logprobs=torch.where(old.isnan(), batch.old_logprobs, old))
 

@@ -92,6 +92,8 @@ def _train(run: Run, checkpointer: Checkpointer, state: RunState | None, ends: C
         ended=ended,
         better=better_than_last(best, after, answers, checkpointer.path(best.step).is_dir()),
     )
+    if result.better is not None:
+        run.log.event(state.step, "better_checkpoint", str(result.better))
     return _of_best(result, state, checkpointer) if ended and run.collapse else result
 
 

@@ -245,7 +245,8 @@ class Attempt:
             last, damaged = self.resume_from, self.damaged
         else:  # a stage's checkpoints have no state
             last, damaged = newest_valid(self.folder / CHECKPOINTS)
-        whole = "checkpoint" not in result or (last is not None and last.name == result["checkpoint"] and not damaged)
+        newest = result.get("last", result.get("checkpoint"))  # a run that collapsed has an earlier one as its result
+        whole = newest is None or (last is not None and last.name == newest and not damaged)
         return result if whole else None
 
 

@@ -110,7 +110,8 @@ def write_run_state(folder: Path, state: RunState) -> None:
         "rates": dict(state.cursor.rates),
         "generated": state.generated,
         "evaluated": state.evaluated,
-        "best": None if state.best is None else _plain_best(state.best),
+        "best": state.best and {"step": state.best.step, "value": state.best.value},
+        "best_evaluation": state.best and _plain_evaluation(state.best),
         "sizes": dict(state.sizes),
         "parts": dict(state.parts),
         "seconds": state.seconds,
@@ -148,7 +149,7 @@ def read_run_state(folder: Path, task: Task, seed: int) -> RunState:
         active=_read_active(folder, asked),
         generated=facts["generated"],
         evaluated=facts["evaluated"],
-        best=None if facts["best"] is None else _read_best(facts["best"], task, seed),
+        best=_read_best(facts, task, seed),
         sizes=facts["sizes"],
         parts=facts["parts"],
         tensors=read_tensors(folder / "random.safetensors"),
@@ -157,17 +158,17 @@ def read_run_state(folder: Path, task: Task, seed: int) -> RunState:
     )
 
 
-def _plain_best(best: Best) -> dict[str, Any]:
-    answers = [plain_answer(each) for each in best.answers]
+def _plain_evaluation(best: Best) -> dict[str, Any]:
     evaluation = None if best.evaluation is None else asdict(best.evaluation)
-    return {"step": best.step, "value": best.value, "evaluation": evaluation, "answers": answers}
+    return {"evaluation": evaluation, "answers": [plain_answer(each) for each in best.answers]}
 
 
-def _read_best(stored: Mapping[str, Any], task: Task, seed: int) -> Best:
-    step, value, *_ = stored.values()  # earlier versions: step and outcome
-    evaluation = stored.get("evaluation")
-    answers = read_answers(stored.get("answers", ()), task, seed)
-    return Best(step, value, evaluation and Evaluation(**evaluation), answers)
+def _read_best(stored: Mapping[str, Any], task: Task, seed: int) -> Best | None:
+    if stored["best"] is None:
+        return None
+    known = stored.get("best_evaluation") or {"evaluation": None, "answers": ()}  # earlier versions had none
+    evaluation = known["evaluation"] and Evaluation(**known["evaluation"])
+    return Best(*stored["best"].values(), evaluation, read_answers(known["answers"], task, seed))
 
 
 def _read_ahead(folder: Path, asked: Asked) -> list[Collected]:
