@@ -3,8 +3,10 @@
 import json
 import shutil
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
+import torch
 
 from proximo import toml
 from proximo.algorithms import GRPO, PPO, RLOO
@@ -13,6 +15,7 @@ from proximo.defaults import START, Default, Facts, defaults_for, facts_of, kept
 from proximo.environments import MultiTurn
 from proximo.models import tiny_model, tiny_tokenizer
 from proximo.models.adapters.lora import Lora
+from proximo.models.loading import is_new
 from proximo.models.values import OwnModel, TrunkHead
 from proximo.rewards import ExactMatch
 from proximo.tasks import Arithmetic, File
@@ -86,11 +89,45 @@ def test_the_completion_limit_follows_context_and_answers(changes, tokens: int, 
 
 @pytest.mark.parametrize(
     ("parameters", "has_adapter", "rate"),
-    [(8e9, False, 1e-6), (8e9, True, 1e-5), (135e6, False, 5e-6), (135e6, True, 5e-5), (1e6, False, 2e-5)],
+    [
+        (8e9, False, 1e-6),
+        (8e9, True, 1e-5),
+        (494_032_768, False, 1e-6),
+        (494_032_768, True, 1e-5),
+        (135e6, False, 1.9e-6),
+        (135e6, True, 1.9e-5),
+        (8e5, False, 2e-5),
+        (5e3, False, 2e-5),
+    ],
 )
 def test_the_learning_rate_follows_the_size_and_the_adapter(parameters, has_adapter: bool, rate: float):
     found = chosen(replace(GSM8K, parameters=int(parameters), has_adapter=has_adapter))
     assert found["training.learning_rate"].value == rate
+    assert "pretrained weights" in found["training.learning_rate"].reason
+
+
+@pytest.mark.parametrize("new", [False, True])
+def test_the_learning_rate_has_no_cliff_and_never_rises_with_the_size(new: bool):
+    sizes = [int(1e3 * 1.1**each) for each in range(180)]
+    assert sizes[-1] > 1e10
+    rates = [chosen(replace(GSM8K, parameters=size, is_new=new))["training.learning_rate"].value for size in sizes]
+    assert all(one >= two >= 0.9 * one for one, two in pairwise(rates))
+
+
+def test_new_weights_get_a_higher_rate_and_the_reason_says_so():
+    old, new = (chosen(replace(GSM8K, is_new=new))["training.learning_rate"] for new in (False, True))
+    assert (old.value, new.value) == (1e-6, 1e-5)
+    assert "which nothing has trained yet" in new.reason
+
+
+def test_values_beside_an_adapter_learn_at_the_rate_of_whole_layers():
+    """They have no adapter: fifty times an adapter's rate would be five hundred times the whole model's."""
+    facts, with_values = replace(GSM8K, has_adapter=True), replace(START, algorithm=PPO)
+    assert chosen(facts, with_values)["value.learning_rate"].value == 5e-5
+    assert chosen(replace(facts, is_packed=False), with_values)["value.learning_rate"].value == 1e-5
+    given = replace(with_values, value=ValueOptions(learning_rate=1e-3))
+    for asked, known in ((START, facts), (with_values, GSM8K), (given, facts)):
+        assert "value.learning_rate" not in chosen(known, asked)
 
 
 @pytest.mark.parametrize(
@@ -170,6 +207,19 @@ def test_facts_are_read_without_weights(folder: str, sums: str, tmp_path):
     reasons = replace(task, reward=ExactMatch(last_number=True))
     assert not facts_of(RunConfig(model=folder, task=reasons, adapter=Lora())).is_literal
     assert facts_of(RunConfig(model=folder, task=Arithmetic())).problems is None
+
+
+def test_weights_are_new_until_something_trains_them(folder: str, tmp_path):
+    assert facts_of(RunConfig(model=folder, task=Arithmetic())).is_new
+    assert not facts_of(RunConfig(model="tiny-arithmetic", task=Arithmetic())).is_new
+    model = tiny_model(hidden=32, layers=2, heads=2, kv_heads=1, intermediate=64)
+    with torch.no_grad():
+        model.model.norm.weight[3] += 0.01
+    model.save_pretrained(tmp_path / "trained")
+    assert is_new(folder)
+    assert not is_new(str(tmp_path / "trained"))
+    shutil.copy(f"{folder}/config.json", tmp_path)
+    assert not is_new(str(tmp_path))  # without weights: the run says what is missing
 
 
 def test_a_tokenizer_without_a_template_is_named_and_not_the_room_for_a_prompt(folder: str, tmp_path):

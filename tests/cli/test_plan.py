@@ -50,6 +50,13 @@ def test_eight_billion_on_a_small_card_says_what_would_fit(capsys):
     assert "predictions" in text
 
 
+def test_the_plan_says_which_learning_rate_a_run_chooses(capsys):
+    assert main(["plan", "--model", "8B", "--gpu", "H200"]) == 0
+    text = capsys.readouterr().out
+    assert "  full fine-tuning: 1e-06, for pretrained weights, 8.19 B of them; a real model of 0.5 B rose on" in text
+    assert "  LoRA: 1e-05, " in text
+
+
 def test_the_json_has_bytes_and_seconds(capsys):
     status, found = planned(["--model", "0.6B", "--algorithm", "ppo", "--gpu", "H200"], capsys)
     assert status == 0

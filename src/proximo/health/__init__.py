@@ -5,9 +5,10 @@ Rules do not depend on algorithms or files: numbers in, findings out, with the s
 
 from proximo.health.finding import SEVERITIES, Finding, Severity
 from proximo.health.rule import Rule
-from proximo.health.watch import ENOUGH, RULES, RuleState, Spell, Watch, findings, watched, worst_first
+from proximo.health.watch import COLLAPSE, ENOUGH, RULES, RuleState, Spell, Watch, findings, watched, worst_first
 
 __all__ = [
+    "COLLAPSE",
     "ENOUGH",
     "RULES",
     "SEVERITIES",

@@ -14,7 +14,7 @@ class EntropyCollapse:
     together with what is still unsolved."""
 
     window: int = 10
-    least: float = 0.3
+    least: float = 1 / 3
     solved: float = 0.9
     name: ClassVar[str] = "entropy-collapse"
     severity: ClassVar[Severity] = "failing"
@@ -29,7 +29,7 @@ class EntropyCollapse:
     @property
     def when(self) -> str:
         return (
-            f"over {self.window} steps entropy is below {self.least:g} times its value in the first {EARLY}, fewer "
+            f"over {self.window} steps entropy is below {self.least:.2f} times its value in the first {EARLY}, fewer "
             f"than {self.solved:.0%} of the prompts have a right completion, and outcomes no longer rise"
         )
 

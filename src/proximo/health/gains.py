@@ -1,7 +1,9 @@
-"""Rules about a rising reward that does not mean real improvement."""
+"""Rules about gains that are none: a reward that rises alone, held-out outcomes that fall again."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import ClassVar
 
 from proximo.health.finding import Severity
@@ -109,3 +111,73 @@ class HeldOutFlat:
         if history.parts and mean(latest) - mean(rewards) > spread and has_risen(rewards, latest, self.errors):
             return f"the reward went {mean(rewards):.3g} → {mean(latest):.3g} and outcomes {first:.3f} → {last:.3f}"
         return None
+
+
+@dataclass(frozen=True)
+class HeldOutFall:
+    """The best of many evaluations was lucky, too. So how far below it the last two have to be grows with their number:
+    of runs that stay flat 2 to 3 % are called falling within 20 evaluations, and 3 % within 150. The average of two
+    neighbours is less lucky than a single one, and a smaller fall from it counts."""
+
+    window: int = 1
+    least: int = 3
+    errors: float = 2.7
+    growth: float = 0.55
+    paired: float = 0.5
+    name: ClassVar[str] = "held-out-fall"
+    severity: ClassVar[Severity] = "failing"
+    reads: ClassVar[str] = HELD_OUT
+    show: ClassVar[str] = "worst"
+    why: ClassVar[str] = "the policy forgets what it had learned: the last checkpoint is worse than an earlier one"
+    remedy: ClassVar[str] = (
+        "take the best checkpoint, and train on from it or again with a training.learning_rate that is three to ten "
+        'times lower; stop_on = "collapse" ends such a run by itself'
+    )
+
+    @property
+    def when(self) -> str:
+        return (
+            f"of {self.least} or more evaluations of held-out problems the last two are below the best by more than "
+            f"{self.errors:g} + {self.growth:g} ln(evaluations) standard errors of one, or their mean is below the "
+            f"best mean of two neighbours by {self.paired:g} fewer"
+        )
+
+    def evidence(self, history: History) -> str | None:
+        seen = history.evaluations
+        error = _error_of_one(seen[-2:]) if len(seen) >= self.least else math.nan
+        if math.isnan(error):
+            return None
+        values = [each.outcome for each in seen]
+        *earlier, before, now = values
+        far = self.errors + self.growth * math.log(len(seen))
+        pairs = [(one + two) / 2 for one, two in pairwise(earlier)]
+        fall, fall_of_pairs = max(earlier) - max(before, now), max(pairs, default=-math.inf) - (before + now) / 2
+        if not (
+            fall > far * error or (max(before, now) < max(earlier) and fall_of_pairs > (far - self.paired) * error)
+        ):
+            return None
+        best = self._best(seen)
+        where = f"checkpoints/step-{best.step:06d}" if best.step > 0 else "the model as it was before training"
+        return (
+            f"held-out outcomes were {best.outcome:.3f} at best, after step {best.step}, and were {before:.3f} and "
+            f"{now:.3f} after steps {seen[-2].step} and {seen[-1].step} ({seen[-1].problems:.0f} problems, a standard "
+            f"error of {error:.3f}); the best: {where}"
+        )
+
+    def _best(self, seen: Sequence[Evaluated]) -> Evaluated:
+        """The one whose checkpoint is kept, where the row says so."""
+        kept = [each for each in seen[:-2] if each.step == seen[-1].best_step]
+        return kept[-1] if kept else max(seen[:-2], key=lambda each: each.outcome)
+
+
+def _error_of_one(last: Sequence[Evaluated]) -> float:
+    """Standard error of an evaluation in a run that stays flat: from the differences by problem, of which each has the
+    errors of two evaluations, or where those are unknown from the number of problems; NaN if neither is known."""
+    known = [each.error for each in last if not math.isnan(each.error)]
+    problems = min(each.problems for each in last)
+    if known and problems >= 1:
+        return max(max(known) / math.sqrt(2), 1 / problems / 2)
+    share = mean(each.outcome for each in last)
+    if problems < 1 or not all(0 <= each.outcome <= 1 for each in last):
+        return math.nan
+    return math.sqrt((share * (1 - share) + 1 / (4 * problems)) / problems)

@@ -61,6 +61,11 @@ class Evaluated:
     """Training steps done before it."""
     outcome: float
     problems: float
+    step: int = 0
+    best_step: float = math.nan
+    """Step of the best evaluation before it, by the metric that decides which checkpoint is kept; NaN if unknown."""
+    error: float = math.nan
+    """Standard error of its difference from that one, problem by problem; NaN if unknown."""
     following: list[dict[str, float]] = field(default_factory=list)
     """The first training rows after it that are compared, regardless of evaluations in between."""
 
@@ -87,7 +92,17 @@ class History:
             self._add_training(known)
         elif HELD_OUT in known:
             problems = known.get("held_out/problems", 0.0) - known.get("held_out/unscored", 0.0)
-            self.evaluations.append(Evaluated(self.trained, known[HELD_OUT], problems))
+            step = row.get("step")
+            self.evaluations.append(
+                Evaluated(
+                    self.trained,
+                    known[HELD_OUT],
+                    problems,
+                    step if is_step(step) else 0,
+                    known.get("held_out/best_step", math.nan),
+                    known.get("held_out/since_best_error", math.nan),
+                )
+            )
         return known
 
     def _add_training(self, known: dict[str, float]) -> None:
@@ -151,6 +166,11 @@ def are_equal(values: Sequence[float]) -> bool:
     return not values or max(values) - min(values) <= 1e-9 * max(map(abs, values))
 
 
+def half_width(values: Sequence[float]) -> float:
+    """Half the width of the 95 % interval of a mean of ten values or so; NaN for fewer than two."""
+    return 2.26 * statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.nan
+
+
 def has_risen(before: Sequence[float], after: Sequence[float], errors: float) -> bool:
     """Whether the mean has grown by more than `errors` standard errors."""
     if len(before) < 2 or len(after) < 2:
@@ -181,17 +201,40 @@ def repeated(row: Row) -> float:
     return number(row, "duplicates_unsolved" if knows else "duplicates")
 
 
+def untrained(row: Row) -> float:
+    """1 where a step's updates had nothing to learn from although completions of a group differed in their rewards: all
+    tokens rejected or masked away, or a gradient of exactly 0; 0 where they had, NaN if that is unknown. While values
+    alone are trained, the policy's learning rate is 0 and its gradient too."""
+    shares = [number(row, name) for name in ("rejected", "masked")]
+    gradient = number(row, "gradient_norm_max" if "gradient_norm_max" in row else "gradient_norm")
+    if all(math.isnan(each) for each in (*shares, gradient)):
+        return math.nan
+    is_still = gradient == 0 and not number(row, "dead_rows") >= 1 and number(row, "learning_rate") != 0
+    return float(is_still or any(share >= NEARLY_ALL for share in shares))
+
+
 def spread(row: Row) -> float:
     """Standard deviation of the reward within groups; if it is 0 or groups have one member, over all completions."""
     among = number(row, "reward_spread")
     return number(row, "reward_p90") - number(row, "reward_p10") if among == 0 else among
 
 
+def _count(row: Row, name: str) -> float:
+    """A count that is only written where it is not 0; NaN in a row without groups."""
+    count = number(row, name)
+    return count if not math.isnan(count) else 0.0 * number(row, "groups")
+
+
+NEARLY_ALL = 0.95
+"""Share of the tokens from which on a step counts as not trained on."""
 DERIVED: dict[str, Callable[[Row], float]] = {
     "idle_solved": idle_solved,
     "idle_stuck": lambda row: idle(row) - idle_solved(row),
     "repeated": repeated,
     "spread": spread,
+    "untrained": untrained,
+    "lost": lambda row: _count(row, "lost_groups"),
+    "expired": lambda row: _count(row, "expired_groups"),
     "blocked_share": lambda row: 1 - number(row, "gate"),
     "unscored_share": lambda row: number(row, "unscored") / max(number(row, "completions"), 1.0),
     "kl_per_token": lambda row: number(row, "reference_kl") / max(number(row, "length"), 1.0),

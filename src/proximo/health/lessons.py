@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from proximo.health.finding import Severity
-from proximo.health.history import EARLY, History, are_equal, has_risen, mean
+from proximo.health.history import EARLY, NEARLY_ALL, History, are_equal, half_width, has_risen, mean
 
 
 @dataclass(frozen=True)
@@ -230,3 +230,78 @@ class Duplicates:
             return None
         where = "" if math.isnan(unsolved) else f", in the {unsolved:.0%} of the groups that are not all right"
         return f"over {self.window} steps {same:.0%} of the pairs of completions in a group are identical{where}"
+
+
+@dataclass(frozen=True)
+class NothingTrained:
+    """Groups whose rewards are equal have no gradient either; `dead-groups` reports those."""
+
+    window: int = 5
+    least: int = 3
+    name: ClassVar[str] = "nothing-trained"
+    severity: ClassVar[Severity] = "failing"
+    reads: ClassVar[str] = "untrained"
+    show: ClassVar[str] = "gap"
+    why: ClassVar[str] = "a step whose tokens are all left out of the loss costs sampling and teaches nothing"
+    remedy: ClassVar[str] = (
+        "where tokens are rejected: wider bounds in algorithm.correct, newer weights (a lower ahead.staleness) or a "
+        "lower training.learning_rate; where they are masked: a higher sampling.max_tokens, or "
+        "algorithm.keep.truncated = true"
+    )
+
+    @property
+    def when(self) -> str:
+        return (
+            f"in {self.least} of {self.window} steps {NEARLY_ALL:.0%} of the tokens or more are rejected by the "
+            "correction or masked away, or the gradient is 0 although rewards in some group differ"
+        )
+
+    def evidence(self, history: History) -> str | None:
+        steps = history.last(self.reads, self.window)
+        if sum(steps) < self.least:
+            return None
+        shares = [(name, history.last(name, 1)) for name in ("rejected", "masked")]
+        causes = [f"{value[0]:.0%} of the tokens {name}" for name, value in shares if value and value[0] >= NEARLY_ALL]
+        last = f"; the last: {' and '.join(causes)}" * bool(causes)
+        return f"in {sum(steps):.0f} of {self.window} steps nothing was trained{last or ': the gradient was 0'}"
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Groups with equal rewards teach nothing, so that dropping them, as in DAPO, selects nothing."""
+
+    window: int = 10
+    share: float = 0.1
+    size: float = 0.1
+    name: ClassVar[str] = "selection"
+    severity: ClassVar[Severity] = "warning"
+    reads: ClassVar[str] = "lost"
+    show: ClassVar[str] = ""
+    why: ClassVar[str] = "the policy is trained on a selection: what is long or hard to it is left out, and gets worse"
+    remedy: ClassVar[str] = (
+        "give up less: a longer ahead.expire or none, a larger ahead.window, and an algorithm.keep that does not look "
+        "at length or difficulty"
+    )
+
+    @property
+    def when(self) -> str:
+        return (
+            f"over {self.window} steps more than {self.share:.0%} of the groups that would have taught something are "
+            f"given up because they took too long, or are dropped and differ from those kept in length by more than "
+            f"{self.size:.0%} or in outcome by more than {self.size:g}, and the 95 % interval over steps leaves out 0"
+        )
+
+    def evidence(self, history: History) -> str | None:
+        lost, late, kept = (history.last(name, self.window) for name in (self.reads, "expired", "groups"))
+        whole = sum(lost) + sum(kept)
+        if not lost or not sum(lost) > self.share * whole:
+            return None
+        if sum(late) > self.share * whole:
+            return f"over {self.window} steps {sum(late) / whole:.0%} of the groups were given up as they took too long"
+        share = f"over {self.window} steps {sum(lost) / whole:.0%} of the groups were dropped though rewards differed"
+        told = [("longer_lost", "tokens as a share of those kept"), ("easier_lost", "the outcome")]
+        for name, what in told:
+            values = history.last(name, self.window)
+            if len(values) > 1 and abs(mean(values)) > max(self.size, half_width(values)):
+                return f"{share}; their difference in {what} is {mean(values):+.2f} ± {half_width(values):.2f}"
+        return None

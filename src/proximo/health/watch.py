@@ -6,9 +6,18 @@ from typing import Literal
 
 from proximo.health.drift import EntropyCollapse, EntropyRise, KlRunaway, LengthExplosion, SuddenCollapse, Truncation
 from proximo.health.finding import SEVERITIES, Finding, Row
-from proximo.health.gains import HeldOutFlat, OnePart
+from proximo.health.gains import HeldOutFall, HeldOutFlat, OnePart
 from proximo.health.history import HELD_OUT, History
-from proximo.health.lessons import ColdStart, DeadGroups, Duplicates, NoReward, TooEasy, Unscored
+from proximo.health.lessons import (
+    ColdStart,
+    DeadGroups,
+    Duplicates,
+    NoReward,
+    NothingTrained,
+    Selection,
+    TooEasy,
+    Unscored,
+)
 from proximo.health.pace import GrowingGap, IdleEngines, IdleLearner, SlowPush, Straggler
 from proximo.health.rule import Rule
 from proximo.health.turns import FormatCollapse, Loops, ToolsFail, ToolsUnused
@@ -21,6 +30,8 @@ RULES: tuple[Rule, ...] = (
     TooEasy(),
     Unscored(),
     Duplicates(),
+    NothingTrained(),
+    Selection(),
     SuddenCollapse(),
     EntropyCollapse(),
     EntropyRise(),
@@ -34,6 +45,7 @@ RULES: tuple[Rule, ...] = (
     WeakValueModel(),
     OnePart(),
     HeldOutFlat(),
+    HeldOutFall(),
     Loops(),
     ToolsUnused(),
     ToolsFail(),
@@ -43,6 +55,8 @@ RULES: tuple[Rule, ...] = (
     SlowPush(),
     Straggler(),
 )
+COLLAPSE = frozenset(rule.name for rule in (HeldOutFall, EntropyCollapse, SuddenCollapse, HugeUpdate))
+"""Rules that say that a policy loses what it could do."""
 ENOUGH = sorted(rule.window for rule in RULES)[len(RULES) // 2]
 """Steps that most rules need."""
 

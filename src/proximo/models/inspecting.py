@@ -38,6 +38,8 @@ MAX_NUMBER = 1 << 40
 """Any number of a config: beyond it a number is no size, and some that are none end what computes with them."""
 MAX_TENSORS = 500_000
 """Tensors of a file of weights."""
+MAX_SCALE = 1024
+"""Numbers of a scale that are looked at."""
 _PARTS = re.compile(r"layer|head|expert|depth|stage", re.IGNORECASE)
 """In the keys of numbers that say how many parts of a kind are built."""
 _TEMPLATES = "additional_chat_templates"
@@ -79,6 +81,30 @@ def dtypes(folder: Path) -> set[str]:
     """Names that safetensors has for the dtypes of all weights in a folder that `inspect` let pass."""
     headers = [_header(file)[0] for file in folder.glob("*.safetensors")]
     return {entry["dtype"] for header in headers for name, entry in header.items() if name != "__metadata__"}
+
+
+def has_new_scales(folder: Path) -> bool:
+    """Whether each scale of a normalisation is one number throughout, as before any training. Of a folder that
+    `inspect` let pass; False where it has no weights."""
+    found = False
+    for file in sorted(folder.glob("*.safetensors")):
+        for scale, width in _scales(file):
+            if scale != scale[:width] * (len(scale) // width):
+                return False
+            found = True
+    return found
+
+
+def _scales(file: Path) -> Iterator[tuple[bytes, int]]:
+    """The numbers of each weight with one dimension, of long ones the first, and the bytes of one of them."""
+    header, room = _header(file)
+    behind = file.stat().st_size - room
+    with file.open("rb") as opened:
+        for name, entry in header.items():
+            if name.endswith(".weight") and len(entry["shape"]) == 1 and entry["shape"][0] > 1:
+                width, (start, end) = _BITS[entry["dtype"]] // 8, entry["data_offsets"]
+                opened.seek(behind + start)
+                yield opened.read(min(end - start, MAX_SCALE * width)), width
 
 
 def _header(file: Path) -> tuple[Any, int]:

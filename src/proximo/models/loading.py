@@ -18,7 +18,7 @@ from proximo.models.adapters.files import base_name, is_adapter, load_adapter, q
 from proximo.models.adapters.lora import merge
 from proximo.models.adapters.quantized import Quantization, quantize
 from proximo.models.devices import with_precision
-from proximo.models.inspecting import dtypes, inspect, largest, refuse_file
+from proximo.models.inspecting import dtypes, has_new_scales, inspect, largest, refuse_file
 from proximo.models.model_types import AutoClass, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from proximo.models.packing.attention import registered
 from proximo.models.packing.support import supports_packing, warn_of_fallback
@@ -190,6 +190,17 @@ def base_of(path: str) -> str:
     except ValueError as error:
         raise ValueError(f"path {path!r} is an adapter whose base model cannot be opened: {error}") from error
     raise ValueError(f"path {path!r} is an adapter of an adapter, {base!r}: merge that one first (proximo merge)")
+
+
+def is_new(path: str) -> bool:
+    """Whether nothing has trained a model's weights yet, nor those of an adapter's base; only a few of them are read.
+    What is not on this machine yet is on the hub because somebody trained it."""
+    folder = opened(base_of(path), weights=False)
+    try:
+        inspect(folder, weights=True)
+    except ValueError:  # there are none, or the run will name what is wrong with them
+        return False
+    return has_new_scales(folder)
 
 
 def _dtype_of_files(folder: Path) -> torch.dtype:

@@ -22,6 +22,9 @@ from proximo.training.rates import Moments, RateSchedule, check_adam
 from proximo.training.reward_mix import RewardMix, check_rewards, mixed_range
 from proximo.training.staleness import AheadOptions
 
+StopOn = Literal["collapse"]
+"""A kind of finding that ends a run."""
+
 RoutingReplay = Literal["old_policy", "sampler"]
 """Which pass's choice of experts an update replays."""
 
@@ -225,6 +228,9 @@ class RunConfig:
     """Training steps."""
     max_generated_tokens: int | None = None
     """Tokens sampled for training after which no further step starts. None: only `steps` limits the run."""
+    stop_on: StopOn | None = None
+    """Findings that end the run, with the best checkpoint as its result: `collapse`, see docs/guides/health.md. Needs
+    evaluation.every. None: findings are only reported."""
     seed: int = 0
     """Random seed of the run."""
     ranks: Ranks | None = None

@@ -15,7 +15,7 @@ from torch import Tensor
 
 import proximo
 from proximo.algorithms import DAPO, GRPO, GSPO, PPO, SAPO, Algorithm
-from proximo.maths import KeepAll
+from proximo.maths import GeometricRejection, KeepAll
 from proximo.models import tiny_model, tiny_tokenizer
 from proximo.models.compiling import checkpoint_on_host, checkpoints
 from proximo.models.packing.attention import body, decoder_layers
@@ -141,6 +141,24 @@ def test_one_number_that_is_not_finite_changes_nothing(place: Callable, value: f
     assert same(before, state_of(trainer))
     assert trainer.version == version
     assert trainer.guard.in_a_row == 1
+
+
+def test_an_update_in_which_nothing_takes_part_moves_no_weight():
+    """The momentum of earlier updates would: all tokens rejected, or no advantage in the whole step."""
+    trainer = learner(replace(GRPO, kl=None, correct=GeometricRejection()))
+    batch = assemble(groups(), [], trainer, 8).batch
+    trusted = replace(batch, rollout_logprobs=batch.old_logprobs)
+    assert not trainer.update(trusted, fresh=True).is_idle
+    before = state_of(trainer)
+    rejected = trainer.update(batch, fresh=False)
+    assert (rejected.is_idle, rejected.skipped, rejected.gradient_norm) == (True, None, 0.0)
+    assert rejected.stats.floats()["rejected"] == 1
+    dead = replace(trusted, advantages=torch.zeros_like(batch.advantages))
+    assert all(each.is_idle for each in trainer.updates(dead))
+    assert same(before, state_of(trainer))
+    # A minibatch without an advantage is a part of a step that has some: there the optimizer goes on.
+    assert not trainer.update(dead, fresh=False).is_idle
+    assert not same(before, state_of(trainer))
 
 
 @five

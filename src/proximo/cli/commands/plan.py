@@ -11,6 +11,7 @@ from proximo.cli.configs import base_config, naming_flags
 from proximo.cli.flags import changed, refuse, take, take_number, take_switch
 from proximo.cli.output.cluster_plan import CLUSTER_FLAGS, run_cluster, take_cluster
 from proximo.cli.output.console import on_stdout
+from proximo.defaults import learning_rate
 from proximo.door.planning import PROMPT_TOKENS, plan
 from proximo.models.adapters.lora import Lora
 from proximo.planning.cards import CARDS, GIB, Card, chosen_card
@@ -96,8 +97,15 @@ def _print(found: Plan) -> None:
     )
     for title, rows in (("GiB", _model_rows), ("", _memory_rows), ("", _size_rows), ("seconds", _second_rows)):
         console.print(_table(title, [dict(rows(way)) for way in found.ways], found.ways))
-    lines = [*found.verdicts, *(f"({each})" for each in found.remarks)]
+    lines = [*found.verdicts, *(f"({each})" for each in found.remarks), *_rates(found.parameters)]
     console.print("\n".join(lines), markup=False, soft_wrap=True)
+
+
+def _rates(parameters: float) -> Iterator[str]:
+    yield "a run that is given a model and no learning rate chooses one, here:"
+    for way, has_adapter in (("full fine-tuning", False), ("LoRA", True)):
+        chosen = learning_rate(parameters, has_adapter=has_adapter)
+        yield f"  {way}: {chosen.shown}, {chosen.reason}"
 
 
 def _table(title: str, columns: list[dict[str, str]], ways: Sequence[Way]) -> Table:

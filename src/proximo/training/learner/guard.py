@@ -10,7 +10,7 @@ import math
 import statistics
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import torch
@@ -89,6 +89,9 @@ class Update:
     """Why the update was skipped. None: it was applied."""
     version: int = 0
     """Number of updates applied before this one."""
+    is_idle: bool = False
+    """Whether nothing took part, so that weights and optimizer are as they were: a step of AdamW would move them by
+    the momentum of earlier updates."""
 
 
 @dataclass(frozen=True)
@@ -165,17 +168,21 @@ class UpdateGuard:
             if torch.cuda.is_initialized():
                 torch.cuda.empty_cache()
 
-    def apply(self, batch: Batch, found: GradientPass) -> Update:
-        """Each group of parameters is clipped apart: the value model's gradient must not shrink the policy's step."""
+    def apply(self, batch: Batch, found: GradientPass, *, is_silent: bool = False) -> Update:
+        """Each group of parameters is clipped apart: the value model's gradient must not shrink the policy's step.
+        `is_silent`: no row of the whole step has an advantage."""
         skipped: list[Skipped | None] = []
+
+        def is_idle(norms: list[float]) -> bool:
+            return not any(norms) and (is_silent or found.stats.floats().get("rejected") == 1)
 
         def accepts(norms: list[float]) -> bool:
             skipped.append(self._refused(batch, found, norms))
-            return skipped[0] is None
+            return skipped[0] is None and not is_idle(norms)
 
         with explaining_memory("the optimizer's own numbers do not fit; use a smaller model, or more memory"):
             norms = self._policy.apply(self._options.max_gradient_norm, accepts)
-        return self._update(batch, found, norms, skipped[0])
+        return replace(self._update(batch, found, norms, skipped[0]), is_idle=is_idle(norms))
 
     def _update(self, batch: Batch, found: GradientPass, norms: Sequence[float], skipped: Skipped | None) -> Update:
         value_norm = norms[VALUE] if self._policy.trains_values else None
@@ -278,17 +285,24 @@ class UpdateGuard:
 
     def check(self) -> None:
         """To be called when a step has been written down: too many skipped updates in a row end the run."""
+        if (complaint := self.complaint) is not None:
+            raise ValueError(complaint)
+
+    @property
+    def complaint(self) -> str | None:
+        """That too many updates in a row were skipped, and what to do; None if they were not."""
         most = self._options.max_skipped
-        if self.in_a_row >= most:
-            remedy = (
-                "Lower training.learning_rate, look at the rewards for huge values, or go back to an earlier checkpoint"
-            )
-            if self._piece is not None:
-                remedy = f"Correct the piece: {self._piece}"
-            raise ValueError(
-                f"{self.in_a_row} updates in a row were skipped (training.max_skipped is {most}): "
-                f"their rows are in the run's folder under evidence. {remedy}"
-            )
+        if self.in_a_row < most:
+            return None
+        remedy = (
+            "Lower training.learning_rate, look at the rewards for huge values, or go back to an earlier checkpoint"
+        )
+        if self._piece is not None:
+            remedy = f"Correct the piece: {self._piece}"
+        return (
+            f"{self.in_a_row} updates in a row were skipped (training.max_skipped is {most}): "
+            f"their rows are in the run's folder under evidence. {remedy}"
+        )
 
     def state(self) -> dict[str, Any]:
         """Of plain numbers, for a checkpoint."""

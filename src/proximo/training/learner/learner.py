@@ -233,16 +233,18 @@ class Learner:
 
     def updates(self, batch: Batch) -> Iterator[Update]:
         """Train on a step's rows: epochs × minibatches of whole groups, shuffled."""
-        first = partial(with_drift, partial(self.update, fresh=True), self.policy, self.passes)
-        later = partial(self.update, fresh=False)
+        is_silent = not (batch.advantages * batch.mask).any()
+        first = partial(with_drift, partial(self.update, fresh=True, is_silent=is_silent), self.policy, self.passes)
+        later = partial(self.update, fresh=False, is_silent=is_silent)
         return self._each_minibatch(batch, lambda rows, number: (later if number else first)(rows))
 
     def value_updates(self, batch: Batch) -> Iterator[Update]:
         """The same for the value model alone, on what completions really earned; the policy stays as it is."""
         return self._each_minibatch(batch, lambda rows, _: self.update_value(rows))
 
-    def update(self, batch: Batch, *, fresh: bool) -> Update:
-        """One optimizer update, exact over any split into micro-batches; none where a number is not finite."""
+    def update(self, batch: Batch, *, fresh: bool, is_silent: bool = False) -> Update:
+        """One optimizer update, exact over any split into micro-batches; none where a number is not finite, or where
+        nothing takes part: no token that is not rejected, or in a silent step, in which no row has an advantage."""
         if (unread := self.guard.skip_if_not_finite(batch)) is not None:
             return unread
         self.passes, found = self.guard.retry_on_oom(
@@ -251,7 +253,7 @@ class Learner:
         if fresh:
             check_agreement(found.agreements)
         gap = self._first_gap(batch, found) if fresh and found.parts else None  # first: it may stop the run
-        update = replace(self.guard.apply(batch, found), version=self.version, first_gap=gap)
+        update = replace(self.guard.apply(batch, found, is_silent=is_silent), version=self.version, first_gap=gap)
         self.policy.version += update.skipped is None
         old = old_logprobs(batch, self.own_rows(batch), update.logprobs)  # not known of a dead row that was not run
         return replace(update, old_logprobs=torch.where(old.isnan(), batch.old_logprobs, old))

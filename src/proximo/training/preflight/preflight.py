@@ -66,6 +66,12 @@ def preflight(config: RunConfig) -> Preflight:
     for reward in rewards_of(config.task, config.rewards):
         if isinstance(reward, Checks):
             reward.check()
+    if config.stop_on is not None and not (config.evaluation.every and config.checkpoints.keep_best):
+        raise ValueError(
+            f"stop_on is {config.stop_on!r}, which ends a run with its best checkpoint, but evaluation.every is "
+            f"{config.evaluation.every} and checkpoints.keep_best {str(config.checkpoints.keep_best).lower()}: give "
+            "the steps between evaluations, and keep the best"
+        )
     path = resolve(config.model)
     tokenizer = load_tokenizer(path)
     _check_models(config, path, tokenizer)

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from proximo.models.model_types import PreTrainedTokenizerBase
 from proximo.storage.lines import Lines
 from proximo.tasks import Task
 from proximo.training.config import RunConfig
-from proximo.training.records import Collected, Evaluation
+from proximo.training.records import Answered, Collected, Evaluation
 from proximo.training.rl.parts import Parts
 from proximo.training.runfolder.checkpoints import CHECKPOINTS, STATE, Saver, place, retain, save, step_of
 from proximo.training.runfolder.files import METRICS
@@ -67,13 +67,18 @@ class Checkpointer:
         step = state.step + 1
         return self.snapshot(replace(state, step=step, cursor=collected.cursor, generated=generated, evaluated=False))
 
-    def after_evaluation(self, state: RunState, found: Evaluation) -> RunState:
+    def after_evaluation(self, state: RunState, found: Evaluation, answers: Sequence[Answered]) -> RunState:
         """Snapshot after an evaluation between two steps."""
         best, value = state.best, found.value(self._config.evaluation.metric)
         self._former_best = best
         if best is None or value > best.value:  # NaN is not better than anything
-            best = best if math.isnan(value) else Best(state.step, value)
+            best = best if math.isnan(value) else Best(state.step, value, found, answers)
         return self.snapshot(replace(state, evaluated=True, best=best))
+
+    def best_before(self, state: RunState) -> Best:
+        """The best evaluation so far; step 0 is before training."""
+        start = Best(0, state.before.value(self._config.evaluation.metric), state.before, state.answers)
+        return start if state.best is None or start.value > state.best.value else state.best
 
     def is_last(self, state: RunState) -> bool:
         """Whether the run ends here: all steps are done, or all tokens are sampled."""

@@ -1,6 +1,7 @@
 """Held-out accuracy, with a confidence interval."""
 
 import math
+import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -51,6 +52,18 @@ def evaluate(
         for problem, rollout in zip(found.problems, found.greedy, strict=True)
     ]
     return summarised(found), answered
+
+
+def since_best(best: Sequence[Answered], now: Sequence[Answered]) -> dict[str, float]:
+    """Metrics of an evaluation beside the best one before it: the change of the mean outcome over the problems that
+    both could score, and its standard error, which is smaller than that of two evaluations of different problems."""
+    before = {each.problem.id: each.outcome for each in best}
+    changes = [each.outcome - before[each.problem.id] for each in now if each.problem.id in before]
+    known = [change for change in changes if not math.isnan(change)]
+    if len(known) < 2:
+        return {}
+    error = statistics.stdev(known) / math.sqrt(len(known))
+    return {"held_out/since_best": math.fsum(known) / len(known), "held_out/since_best_error": error}
 
 
 def answers(

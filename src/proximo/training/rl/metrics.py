@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
 from itertools import compress, pairwise
 
@@ -15,7 +15,7 @@ from proximo.maths.pieces.traits import ShapeTraits
 from proximo.training.learner.critic import value_metrics
 from proximo.training.learner.experts import routing_metrics
 from proximo.training.learner.guard import Update
-from proximo.training.records import Assembled, Collected
+from proximo.training.records import Assembled, Collected, num_tokens
 from proximo.training.rl.evaluate import known_mean
 from proximo.training.rl.measuring.completions import coverage_metrics, length_metrics, loop_metrics
 from proximo.training.runfolder.metric_docs import RENAMED
@@ -44,6 +44,7 @@ def step_metrics(
     metrics["skipped_updates"] = len(updates) - len(applied)
     if assembled is not None:
         metrics |= {"dead_rows": assembled.dead_rows / max(len(assembled.batch), 1)}
+        metrics |= masked_metrics(collected, assembled.batch)
         metrics |= advantage_metrics(assembled.batch) | teacher_metrics(assembled.everyone)
         if assembled.earned is not None:
             metrics |= value_metrics(assembled.batch, assembled.earned)
@@ -57,6 +58,14 @@ def step_metrics(
         gaps = [gap for gap in (assembled.sampler_gap, updates[0].first_gap) if gap is not None]
         metrics |= mismatch_metrics(gaps[0] if gaps else None)
     return metrics
+
+
+def masked_metrics(collected: Collected, batch: Batch) -> dict[str, float]:
+    """The share of the sampled tokens of groups to train on that no loss reads; empty where there are none."""
+    tokens, masked = sum(map(num_tokens, collected.groups)), 0.0
+    if tokens:
+        masked = 1 - int(batch.mask.sum()) / tokens
+    return {"masked": masked} if masked > 0 else {}
 
 
 def mismatch_metrics(gap: MismatchStats | None) -> dict[str, float]:
@@ -130,6 +139,7 @@ def rollout_metrics(
         **source_metrics(groups),
         **turn_metrics(rollouts, has_tools=has_tools),
         **({"passed_over": len(collected.passed_over)} if collected.cursor.rates else {}),
+        **selection_metrics(collected),
     }
 
 
@@ -142,6 +152,38 @@ def reward_metrics(reward: Tensor, shaped: Tensor | None) -> dict[str, float]:
         return metrics
     before = reward[is_scored]
     return metrics | {"reward_unshaped": float(before.mean()), "length_penalty": float((trained - before).mean())}
+
+
+def selection_metrics(collected: Collected) -> dict[str, float]:
+    """Groups that would have taught something and are not trained on, and how they differ from the others; empty where
+    there are none. Groups with equal rewards, or equal verdicts, which DAPO drops, would not have."""
+    lost = [group for group in collected.dropped if not _teaches_nothing(group)]
+    expired = len(collected.expired)
+    if not lost and not expired:
+        return {}
+    metrics: dict[str, float] = {"lost_groups": len(lost) + expired, "expired_groups": expired}
+    if lost and collected.groups:
+        length, outcome = (_means(lost, read) for read in (_length, _verdict))
+        kept_length, kept_outcome = (_means(collected.groups, read) for read in (_length, _verdict))
+        metrics |= {"longer_lost": length / max(kept_length, 1.0) - 1, "easier_lost": outcome - kept_outcome}
+    return metrics
+
+
+def _teaches_nothing(group: Group) -> bool:
+    verdicts = {verdict for each in group.rollouts if not math.isnan(verdict := each.grade.verdict)}
+    return _Siblings.of(group.rollouts).is_dead or len(verdicts) == 1
+
+
+def _means(groups: Sequence[Group], read: Callable[[Rollout], float]) -> float:
+    return known_mean(read(rollout) for group in groups for rollout in group.rollouts)
+
+
+def _length(rollout: Rollout) -> float:
+    return float(rollout.completion.num_sampled)
+
+
+def _verdict(rollout: Rollout) -> float:
+    return rollout.grade.verdict
 
 
 def turn_metrics(rollouts: Sequence[Rollout], *, has_tools: bool) -> dict[str, float]:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from proximo.environments import played
-from proximo.health import Watch
+from proximo.health import COLLAPSE, Watch
 from proximo.models.adapters.quantized import count_parameters
 from proximo.models.model_types import PreTrainedTokenizerBase
 from proximo.models.tokens.spelling import Spelling
@@ -191,6 +191,18 @@ class Run:
         """Report that the run ends before its last step."""
         self.log.event(step, "early_end", reason)
         self.progress.warned(step, reason)
+
+    @property
+    def collapse(self) -> str | None:
+        """Why the run ends here, if it collapsed and `stop_on` says that it shall."""
+        if self.config.stop_on is None:
+            return None
+        diverged = self.learner.guard.complaint
+        found = next((each for each in self.watch.standing() if each.rule in COLLAPSE), None)
+        if found is None and diverged is None:
+            return None
+        why = diverged if found is None else f"{found.rule}, {found.message}"
+        return f'the run ends here, as stop_on is "{self.config.stop_on}": {why}'
 
     def note(self, step: int, metrics: Mapping[str, float]) -> None:
         """Write a row of metrics, and report new findings."""

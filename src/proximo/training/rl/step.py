@@ -78,7 +78,8 @@ def train_step(run: Run, index: int, cursor: DataCursor) -> Collected:
     run.log.timings(step, clock.seconds | {"tokens": collected.sampled_tokens} | costs)
     run.note_times(step, collected, version)
     run.progress.stepped(step, metrics, clock.seconds, collected)
-    learner.guard.check()
+    if config.stop_on is None:  # else the run ends with its best checkpoint
+        learner.guard.check()
     run.unscored.check()
     return collected
 

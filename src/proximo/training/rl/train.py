@@ -1,7 +1,8 @@
 """The loop: collect, assemble, update, log; evaluate before and after."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 
 from proximo import toml
 from proximo.tasks.sources.mixture import data_remarks
@@ -9,8 +10,9 @@ from proximo.training.clock import LEARNER
 from proximo.training.preflight.preflight import skipped_line
 from proximo.training.records import Answered, Evaluation
 from proximo.training.rl.checkpointer import Checkpointer
+from proximo.training.rl.evaluate import since_best
 from proximo.training.rl.parts import Parts
-from proximo.training.rl.result import RunResult, paired
+from proximo.training.rl.result import RunResult, better_than_last, paired
 from proximo.training.rl.run import Run
 from proximo.training.rl.step import train_step
 from proximo.training.runfolder.resume import Attempt, begin
@@ -58,12 +60,14 @@ def _train(run: Run, checkpointer: Checkpointer, state: RunState | None, ends: C
         run.remember()
     run.tell_if_not_repeatable(state.step)
     run.progress.start(config.steps, state.before)
+    ended = ""
     try:
         while not checkpointer.is_last(state):
             state = _between(run, checkpointer, state)
-            if (reason := checkpointer.early_end(state)) is not None:
+            if (reason := run.collapse or checkpointer.early_end(state)) is not None:
                 checkpointer.save(state, last=True)
                 run.tell_early_end(state.step, reason)
+                ended = reason
                 break
             collected = train_step(run, state.step, state.cursor)
             state = checkpointer.after_step(state, collected)
@@ -75,15 +79,36 @@ def _train(run: Run, checkpointer: Checkpointer, state: RunState | None, ends: C
     except Stopped:
         checkpointer.save(state, again=False)
         raise
-    if checkpointer.early_end(state) is None:  # else the row of this evaluation is written
-        _note(run, state.step, after)
-    return RunResult(
+    best = checkpointer.best_before(state)
+    if not state.evaluated:  # else the row of this evaluation is written
+        _note(run, state.step, after, {"held_out/best_step": best.step, **since_best(best.answers, answers)})
+    result = RunResult(
         before=state.before,
         after=after,
         examples=paired(state.answers, answers),
         checkpoint=checkpointer.path(state.step),
         generated_tokens=state.generated,
         seconds=checkpointer.seconds,
+        ended=ended,
+        better=better_than_last(best, after, answers, checkpointer.path(best.step).is_dir()),
+    )
+    if result.better is not None:
+        run.log.event(state.step, "better_checkpoint", str(result.better))
+    return _of_best(result, state, checkpointer) if ended and run.collapse else result
+
+
+def _of_best(result: RunResult, state: RunState, checkpointer: Checkpointer) -> RunResult:
+    """The result of a run that collapsed: its best checkpoint, or the last where none was evaluated or kept."""
+    best = state.best
+    if best is None or best.evaluation is None or not (point := checkpointer.path(best.step)).is_dir():
+        return result
+    return replace(
+        result,
+        after=best.evaluation,
+        examples=paired(state.answers, best.answers),
+        checkpoint=point,
+        last=None if point == result.checkpoint else result.checkpoint,
+        better=result.better if result.better and not result.better.checkpoint else None,
     )
 
 
@@ -103,7 +128,7 @@ def _begun(run: Run) -> RunState:
     run.tell_waits(0)
     before, answers = _evaluated(run, 0)
     before.value(run.config.evaluation.metric)  # refuses an unknown one before the first step
-    _note(run, 0, before)
+    _note(run, 0, before, {})
     return RunState(step=0, before=before, answers=answers)
 
 
@@ -120,19 +145,20 @@ def _evaluated(run: Run, step: int) -> tuple[Evaluation, list[Answered]]:
     return found
 
 
-def _note(run: Run, step: int, found: Evaluation) -> None:
-    """Write the row of an evaluation, if there was one."""
+def _note(run: Run, step: int, found: Evaluation, beside: Mapping[str, float]) -> None:
+    """Write the row of an evaluation, if there was one; `beside`: how it stands beside the best one."""
     if found.problems:
-        run.note(step, found.floats())
+        run.note(step, found.floats() | beside)
 
 
 def _between(run: Run, checkpointer: Checkpointer, state: RunState) -> RunState:
     """Evaluate and save a checkpoint between two steps, if due."""
     every, step = run.config.evaluation.every, state.step
     if every and step and step % every == 0 and not state.evaluated:
-        midway, _ = _evaluated(run, step)
-        run.note(step, midway.floats())
+        midway, answers = _evaluated(run, step)
+        best = checkpointer.best_before(state)
+        _note(run, step, midway, {"held_out/best_step": best.step, **since_best(best.answers, answers)})
         run.progress.evaluated(step, midway)
-        state = checkpointer.after_evaluation(state, midway)
+        state = checkpointer.after_evaluation(state, midway, answers)
     with run.timeline.lanes.during(LEARNER, "save"):
         return checkpointer.save_if_due(state)

@@ -46,6 +46,10 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
         "calls": "mean number of calls of tools per episode",
         "failed_calls": "share of the calls that failed, of whatever reason",
         "malformed_calls": "share of the calls that could not be read, or that name no tool",
+        "lost_groups": "number of groups that would have taught something and are not trained on; left out if 0",
+        "expired_groups": "number of them that were given up because they took too long",
+        "longer_lost": "how much longer the completions of dropped ones are than those trained on, as a share",
+        "easier_lost": "how much higher their outcome is",
         "passed_over": "number of prompts that the curriculum passed over",
         "sampled_tokens": "number of tokens sampled",
         "wasted_tokens": "share of the sampled tokens that are in dropped groups",
@@ -58,6 +62,7 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
     },
     "Advantages": {
         "dead_rows": "share of the trained rows whose advantage is exactly 0",
+        "masked": "share of the sampled tokens of groups to train on that no loss reads; left out if 0",
         "advantage": "mean advantage of the trained tokens",
         "advantage_std": "standard deviation of the advantage",
         "advantage_min": "smallest advantage",
@@ -155,6 +160,10 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
         "held_out/parts/…": "mean of one part of that reward",
         "held_out/problems": "number of problems evaluated",
         "held_out/unscored": "number of answers without an outcome",
+        "held_out/best_step": "step of the evaluation with the best `evaluation.metric` before this one; 0 is before "
+        "training",
+        "held_out/since_best": "change of the mean outcome since that evaluation, over the same problems",
+        "held_out/since_best_error": "standard error of that change, of the differences by problem",
         "held_out/…/accuracy": "the same of one source, if the task has several; so are low, high, outcome, problems "
         "and unscored",
         "held_out/k": "number of completions sampled per problem for the metrics below",

@@ -284,7 +284,8 @@ class Attempt:
         if not isinstance(result, dict):
             self.damaged.append(f"{self.folder / RESULT} is not as it was written")
             return None
-        whole = "checkpoint" not in result or (last is not None and last.name == result["checkpoint"] and not damaged)
+        newest = result.get("last", result.get("checkpoint"))  # a run that collapsed has an earlier one as its result
+        whole = newest is None or (last is not None and last.name == newest and not damaged)
         return result if whole else None
 
 

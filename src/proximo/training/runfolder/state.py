@@ -49,6 +49,9 @@ class Best:
     step: int
     value: float
     """Its evaluation.metric."""
+    evaluation: Evaluation | None = None
+    """None, like no answers: a checkpoint of an earlier version does not hold it."""
+    answers: Sequence[Answered] = ()
 
 
 @dataclass(frozen=True)
@@ -112,7 +115,8 @@ def write_run_state(folder: Path, state: RunState) -> None:
         "rates": dict(state.cursor.rates),
         "generated": state.generated,
         "evaluated": state.evaluated,
-        "best": None if state.best is None else asdict(state.best),
+        "best": state.best and {"step": state.best.step, "value": state.best.value},
+        "best_evaluation": state.best and _plain_evaluation(state.best),
         "sizes": dict(state.sizes),
         "parts": dict(state.parts),
         "seconds": state.seconds,
@@ -156,13 +160,26 @@ def _run_state(folder: Path, facts: Mapping[str, Any], task: Task, seed: int) ->
         active=_read_active(folder, asked),
         generated=facts["generated"],
         evaluated=facts["evaluated"],
-        best=None if facts["best"] is None else Best(*facts["best"].values()),  # earlier versions: step and outcome
+        best=_read_best(facts, task, seed),
         sizes=facts["sizes"],
         parts=facts["parts"],
         tensors=read_tensors(folder / "random.safetensors"),
         seconds=facts["seconds"],
         run=facts["run"],
     )
+
+
+def _plain_evaluation(best: Best) -> dict[str, Any]:
+    evaluation = None if best.evaluation is None else asdict(best.evaluation)
+    return {"evaluation": evaluation, "answers": [plain_answer(each) for each in best.answers]}
+
+
+def _read_best(stored: Mapping[str, Any], task: Task, seed: int) -> Best | None:
+    if stored["best"] is None:
+        return None
+    known = stored.get("best_evaluation") or {"evaluation": None, "answers": ()}  # earlier versions had none
+    evaluation = known["evaluation"] and Evaluation(**known["evaluation"])
+    return Best(*stored["best"].values(), evaluation, read_answers(known["answers"], task, seed))
 
 
 def _read_ahead(folder: Path, asked: Asked) -> list[Collected]:
