@@ -14,8 +14,9 @@ import shutil
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from io import BufferedRandom, BufferedReader, BufferedWriter
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 TEXT = 64 << 20
 """Maximum bytes of a file of text that is read at once: configs, records and manifests are far smaller."""
@@ -80,7 +81,7 @@ def check_utf8(path: Path) -> None:
 # Reading
 
 
-def open_file(path: Path) -> BinaryIO:
+def open_file(path: Path) -> BufferedReader:
     """Open a file for reading. OSError if it does not exist; UnsafeFile if it is anything but a regular file, or
     reached through a link.
 
@@ -200,12 +201,12 @@ def open_to_write(path: Path, *, append: bool = False, new: bool = False) -> int
     return _opened(path, os.O_RDWR | os.O_CREAT | (os.O_APPEND if append else 0) | (os.O_EXCL if new else 0))
 
 
-def writing(path: Path) -> BinaryIO:
+def writing(path: Path) -> BufferedRandom:
     """A file to write from its beginning, which is created if it does not exist."""
     return os.fdopen(open_to_write(path), "r+b")
 
 
-def appending(path: Path) -> BinaryIO:
+def appending(path: Path) -> BufferedWriter:
     """A file to append to, which is created if it does not exist."""
     return os.fdopen(open_to_write(path, append=True), "ab")
 
