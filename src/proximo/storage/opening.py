@@ -147,15 +147,21 @@ def check_file(path: Path) -> Path:
 
 def names(folder: Path) -> list[str]:
     """Names in a folder, in order; none if it does not exist. LinkedFile if it is a link."""
+    return [name for name, _ in _listed(folder)]
+
+
+def _listed(folder: Path) -> list[tuple[str, bool]]:
+    """Names in a folder, and whether each is a regular file."""
     try:
         with _folder(folder) as descriptor:
-            listed = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=descriptor)
+            opened = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=descriptor)
     except (FileNotFoundError, NotADirectoryError):
         return []
     try:
-        return sorted(os.listdir(listed))
+        with os.scandir(opened) as entries:
+            return sorted((each.name, each.is_file(follow_symlinks=False)) for each in entries)
     finally:
-        os.close(listed)
+        os.close(opened)
 
 
 def refuse_foreign(path: Path, *, own_links: bool = False) -> None:
@@ -166,8 +172,8 @@ def refuse_foreign(path: Path, *, own_links: bool = False) -> None:
     except FileNotFoundError:
         return
     if stat.S_ISDIR(kind):
-        for name in names(path):
-            if not (own_links and _leads_into(path / name, path)):
+        for name, is_file in _listed(path):
+            if not is_file and not (own_links and _leads_into(path / name, path)):
                 refuse_foreign(path / name, own_links=own_links)
     elif not stat.S_ISREG(kind):
         raise _refusal(path, kind)
