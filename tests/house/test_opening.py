@@ -1,6 +1,7 @@
 """Files of run folders are opened in one way: by the functions of storage/opening.py, which trust nothing."""
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -33,6 +34,8 @@ FUNCTIONS = {
 TABLES = {"ParquetFile": 0, "read_table": 0, "read_schema": 0, "read_metadata": 0, "write_table": 1}
 """Functions of pyarrow and the place of their file, which must be an open one and called so."""
 TENSORS = {"load_file", "save_file", "safe_open"}
+
+NAMES = re.compile("|".join(sorted({"open", "replace", "rename", *METHODS, *TABLES, *TENSORS, *FUNCTIONS})))
 
 ELSEWHERE = {
     "bench": "measures in folders of its own",
@@ -71,7 +74,7 @@ LINES = {
     "training/learner/named_tensors.py": ("save_file(", "load_file(check_file("),
     "training/preflight/estimate.py": ("Path(limit).read_text()",),  # /sys
     "training/runfolder/config_changes.py": ("glob.glob(",),
-    "cli/commands/doctor.py": ('folder.glob("*/run.json")',),  # names alone
+    "cli/commands/doctor.py": ("folder.glob(",),  # names alone
     "door/comparing.py": ("path.iterdir()",),  # names alone, here and below
     "door/refusing.py": ("path.iterdir()",),
     "exporting/export.py": ("target.iterdir()",),
@@ -87,9 +90,9 @@ LINES = {
 
 def offences(path: Path) -> Iterator[str]:
     text = path.read_text()
-    for node in ast.walk(ast.parse(text)):
+    for node in ast.walk(ast.parse(text)) if NAMES.search(text) else ():
         if isinstance(node, ast.Call) and _opens(node):
-            yield f"{path.relative_to(SOURCE)}:{node.lineno}: {ast.get_source_segment(text, node)}"
+            yield f"{path.relative_to(SOURCE)}:{node.lineno}: {ast.unparse(node)}"
 
 
 def _opens(call: ast.Call) -> bool:

@@ -130,7 +130,7 @@ def odd(**changes: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("reader", READERS)
 @given(content=FOLDERS)
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @example(content=odd(timings=[{"step": []}, {"step": {}, "update": 1}, {"step": HUGE}]))
 @example(content=odd(run={"format": 2, "identity": [], "attempts": {}}))
 @example(content=odd(run={"format": 2, "identity": "a", "attempts": [[], 1, {"from": [], "ended": HUGE}]}))

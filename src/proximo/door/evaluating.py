@@ -23,7 +23,7 @@ from proximo.pieces import classes, missing_members
 from proximo.rewards.grading import grading
 from proximo.samplers import SamplingOptions
 from proximo.samplers.embedded import local_sampler
-from proximo.storage.opening import read_file
+from proximo.storage.opening import UnsafeFile, read_file, without_links
 from proximo.tasks import Arithmetic, Code, File, Mixture, Split, Task, TaskOptions
 from proximo.training.config import EvaluationOptions, RunConfig
 from proximo.training.old_names import renewed
@@ -33,6 +33,8 @@ from proximo.training.records import Evaluation
 from proximo.training.reward_mix import RewardMix
 from proximo.training.reward_mixing import judged
 from proximo.training.rl import evaluate as evaluation
+from proximo.training.runfolder.files import RECORD
+from proximo.training.runfolder.record import config_damage
 
 ALL_PROBLEMS = 1_000_000
 """Number of problems that means all of a file."""
@@ -227,17 +229,21 @@ def own_file(name: str) -> File | None:
 
 def _own_config(name: str, part: Callable[[dict[str, Any]], dict[str, Any]]) -> tuple[RunConfig, Path] | None:
     """This part of a run's config, with defaults for the rest, and its file; None for any other model."""
-    folder = Path(name)
+    folder = without_links(name)
     run = folder.parents[1] if folder.match("checkpoints/*") else folder
     file = run / "config.toml"
     try:
         is_other = not name or "algorithm" not in tomllib.loads(read_file(file).decode("utf-8-sig"))
+    except UnsafeFile:
+        raise
     except OSError:
         return None
     except ValueError as error:
         raise ValueError(f"{file}: this is not TOML: {error}") from error
     if is_other:
         return None  # another stage's run, which has no task
+    if (run / RECORD).is_file() and (damage := config_damage(run, RunFolder(run).record)):
+        raise ValueError(f"{run}: {damage}")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UnusualChoice)  # reported when the run began
         # A folder may come from anyone: only classes that this part needs are loaded, where the folder allows it.

@@ -22,7 +22,7 @@ from proximo.models.model_types import PreTrainedModel
 from proximo.models.shipped import resolve
 from proximo.redacting import masked
 from proximo.storage.folders import MANIFEST, whole_file, write_folder
-from proximo.storage.opening import blob_of, copy_file, names, remove, write_new
+from proximo.storage.opening import blob_of, check_utf8, copy_file, names, remove, write_new
 
 CARD, CONFIG = "README.md", "proximo.toml"
 FORMS = ("folder", "adapter", "hub", *(f"gguf:{name}" for name in TYPES))
@@ -146,6 +146,7 @@ def _target(model: Path, to: str, out: str | Path | None) -> Path:
     ending = f".{kind}.gguf" if kind else {"folder": "-exported"}.get(form, f"-{form}")
     whole = model.absolute()
     target = (whole.parent if whole.exists() else Path()) / f"{whole.name}{ending}" if out is None else Path(out)
+    check_utf8(target)
     if target.exists() and (not target.is_dir() or any(target.iterdir()) or kind):
         raise ValueError(f"out is {str(target)!r}, which is there already: give a new name")
     return target

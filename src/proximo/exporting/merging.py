@@ -13,6 +13,7 @@ from proximo.models.adapters.lora import has_adapter
 from proximo.models.adapters.lora import merge as merged_weights
 from proximo.models.adapters.quantized import Quantization, quantized_layers
 from proximo.models.shipped import resolve
+from proximo.storage.opening import check_utf8, without_links
 from proximo.training.runfolder.checkpoints import write_checkpoint
 
 
@@ -40,7 +41,8 @@ def merge(adapter: PathLike, out: PathLike, *, dtype: Literal["float32", "bfloat
         merged = proximo.merge("runs/lora", "models/merged")
         proximo.evaluate(merged.folder)
     """
-    folder, path = Path(out), resolve(str(adapter))
+    folder, path = without_links(out), resolve(str(adapter))
+    check_utf8(folder)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ValueError(f"out is {str(out)!r}, which is there already: give a new folder")
     with as_found():

@@ -236,6 +236,8 @@ def _text(path: Path) -> str:
 def _read(path: Path) -> bytes | None:
     """The file's bytes; None if it does not exist or is no file. A link is refused."""
     try:
+        with open_file(path) as file:
+            check_size(path, file.seek(0, 2))
         return read_file(path, MAX_BYTES)
     except LinkedFile:
         raise

@@ -14,8 +14,9 @@ import shutil
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from io import BufferedRandom, BufferedReader, BufferedWriter
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 TEXT = 64 << 20
 """Maximum bytes of a file of text that is read at once: configs, records and manifests are far smaller."""
@@ -69,10 +70,18 @@ def _is_plain(part: object) -> bool:
         return False
 
 
+def check_utf8(path: Path) -> None:
+    """ValueError for a path that is not UTF-8: libraries that write models cannot open it."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"{str(path)!a} is not UTF-8, and no model can be saved there: give another name") from None
+
+
 # Reading
 
 
-def open_file(path: Path) -> BinaryIO:
+def open_file(path: Path) -> BufferedReader:
     """Open a file for reading. OSError if it does not exist; UnsafeFile if it is anything but a regular file, or
     reached through a link.
 
@@ -138,15 +147,21 @@ def check_file(path: Path) -> Path:
 
 def names(folder: Path) -> list[str]:
     """Names in a folder, in order; none if it does not exist. LinkedFile if it is a link."""
+    return [name for name, _ in _listed(folder)]
+
+
+def _listed(folder: Path) -> list[tuple[str, bool]]:
+    """Names in a folder, and whether each is a regular file."""
     try:
         with _folder(folder) as descriptor:
-            listed = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=descriptor)
+            opened = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=descriptor)
     except (FileNotFoundError, NotADirectoryError):
         return []
     try:
-        return sorted(os.listdir(listed))
+        with os.scandir(opened) as entries:
+            return sorted((each.name, each.is_file(follow_symlinks=False)) for each in entries)
     finally:
-        os.close(listed)
+        os.close(opened)
 
 
 def refuse_foreign(path: Path, *, own_links: bool = False) -> None:
@@ -157,8 +172,8 @@ def refuse_foreign(path: Path, *, own_links: bool = False) -> None:
     except FileNotFoundError:
         return
     if stat.S_ISDIR(kind):
-        for name in names(path):
-            if not (own_links and _leads_into(path / name, path)):
+        for name, is_file in _listed(path):
+            if not is_file and not (own_links and _leads_into(path / name, path)):
                 refuse_foreign(path / name, own_links=own_links)
     elif not stat.S_ISREG(kind):
         raise _refusal(path, kind)
@@ -192,12 +207,12 @@ def open_to_write(path: Path, *, append: bool = False, new: bool = False) -> int
     return _opened(path, os.O_RDWR | os.O_CREAT | (os.O_APPEND if append else 0) | (os.O_EXCL if new else 0))
 
 
-def writing(path: Path) -> BinaryIO:
+def writing(path: Path) -> BufferedRandom:
     """A file to write from its beginning, which is created if it does not exist."""
     return os.fdopen(open_to_write(path), "r+b")
 
 
-def appending(path: Path) -> BinaryIO:
+def appending(path: Path) -> BufferedWriter:
     """A file to append to, which is created if it does not exist."""
     return os.fdopen(open_to_write(path, append=True), "ab")
 

@@ -99,12 +99,12 @@ def track(run: str | Path, to: Sequence[str]) -> list[Sent]:
         proximo.track("runs/mine", to=["tensorboard"])
     """
     path = without_links(run)
+    refuse_foreign_files(path)
     source = Source(path)
     if not source.is_run:
         raise ValueError(f"{path} is no run: give a run folder, which `proximo train` or a stage wrote")
     if not to:
         raise ValueError("to is empty: name at least one tracker, such as tensorboard")
-    refuse_foreign_files(path)
     check_names(to)
     return [_track(source, name) for name in to]
 

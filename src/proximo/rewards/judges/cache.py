@@ -33,9 +33,9 @@ class Verdicts:
         self._lock = threading.Lock()
         self._own: Lines | None = None
         self._unwritten: list[dict[str, Any]] = []
-        for name in names(folder) if folder is not None else ():
-            if name.endswith(".jsonl"):
-                self._read(folder / name)
+        for path in [folder / name for name in names(folder)] if folder is not None else ():
+            if path.suffix == ".jsonl":
+                self._read(path)
 
     def __len__(self) -> int:
         return len(self._scores)

@@ -82,7 +82,7 @@ def fit(
     best = fitting.best
     held.restore_best()
     log.settle()
-    checkpoint = save(log.folder, best.step, held.save, tokenizer, more=log.standing())
+    checkpoint = save(log.folder, best.step, held.save, tokenizer, None, log.standing())
     for other in saved(log.folder / CHECKPOINTS):
         if other != checkpoint:  # of an earlier attempt, before something was changed
             remove_folder(other)

@@ -143,6 +143,7 @@ class RunLog:
             if rows.size >= size and not is_altered(self.folder / name, self.known.get(name)):
                 rows.cut(size)
             else:  # rows are lost or altered, and the user accepted that: keep the rows up to this step
+                rows.cut(min(size, rows.size))
                 rows.keep(lambda row: isinstance(row.get("step"), int) and row["step"] <= step)
         for name in (EVENTS, TIMINGS, TIMELINE):
             Lines(self.folder / name).repair()
@@ -207,7 +208,7 @@ def ranges(steps: Sequence[int]) -> list[tuple[int, int]]:
     Example: ranges([1, 2, 3, 7]) == [(1, 3), (7, 7)]
     """
     starts = [step for before, step in zip([None, *steps], steps, strict=False) if before is None or step > before + 1]
-    ends = [step for step, after in zip(steps, [*steps[1:], None], strict=True) if after is None or after > step + 1]
+    ends = [step for step, after in zip(steps, [*steps[1:], None], strict=False) if after is None or after > step + 1]
     return list(zip(starts, ends, strict=True))
 
 

@@ -16,7 +16,7 @@ from proximo.machine import Machine
 from proximo.storage.folders import tidy, write_file
 from proximo.storage.locks import NAME as LOCK
 from proximo.storage.locks import FolderLock
-from proximo.storage.opening import UnsafeFile, make_folder, names, read_json, read_text, remove
+from proximo.storage.opening import UnsafeFile, check_utf8, make_folder, names, read_json, read_text, remove
 from proximo.training.runfolder.checkpoints import CHECKPOINTS, STATE, newest_valid, saved, set_aside_newer, step_of
 from proximo.training.runfolder.config_changes import (
     changed_files,
@@ -306,6 +306,7 @@ def begin(
 
     Example: with begin(Path("runs/a"), toml.dumps(config)) as attempt: ...
     """
+    check_utf8(folder)
     refuse_foreign_files(folder)
     existed, attempt = folder.exists(), None
     lock = FolderLock(folder)
