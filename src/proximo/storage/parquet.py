@@ -198,7 +198,7 @@ def _shared_sizes(file: BinaryIO, group: int, column: _Column, chunk: _Chunk) ->
 def _text_size(array: Any) -> int:
     """Bytes of the texts in lists and structs, with those that occur several times counted as often."""
     if isinstance(array, pa.DictionaryArray):
-        lengths = pc.binary_length(array.dictionary).fill_null(0).to_numpy(zero_copy_only=False)
+        lengths = pc.binary_length(array.dictionary).fill_null(0).to_numpy(zero_copy_only=False)  # pyright: ignore[reportAttributeAccessIssue]
         numbers = array.indices.drop_null().to_numpy()
         return int(lengths[numbers].sum(dtype=np.int64)) if len(numbers) else 0
     if isinstance(array, pa.StructArray):
