@@ -22,6 +22,7 @@ from proximo.storage.opening import (
     refuse_foreign,
     remove,
     rename,
+    replacing,
     without_links,
 )
 
@@ -177,3 +178,12 @@ def test_a_snapshot_may_lead_to_its_own_blobs(tmp_path):
     (tmp_path / "plain.json").symlink_to(repository / "blobs" / "1")
     with pytest.raises(LinkedFile):
         blob_of(tmp_path / "plain.json")
+
+
+def test_what_is_written_anew_has_no_end_of_what_was_longer(tmp_path: Path):
+    """A step that a resume repeats may have fewer tokens: its rollouts ended with those of before."""
+    path = tmp_path / "step.parquet"
+    path.write_bytes(b"x" * 100)
+    with replacing(path) as file:
+        file.write(b"new")
+    assert path.read_bytes() == b"new"

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 
 from proximo.storage.folders import whole_file
 from proximo.storage.lines import to_line
-from proximo.storage.opening import without_links, writing
+from proximo.storage.opening import replacing, without_links
 
 SCHEMA = pa.schema(
     [
@@ -37,7 +37,7 @@ def check_file(path: Path) -> None:
 
 def write_rows(path: Path, rows: Rows) -> None:
     """Write all rows; the file is complete or as it was before."""
-    with whole_file(without_links(path)) as unfinished, writing(unfinished) as file:
+    with whole_file(without_links(path)) as unfinished, replacing(unfinished) as file:
         WRITERS[path.suffix](file, rows)
 
 

@@ -28,6 +28,8 @@ _VOCABULARIES = ("tokenizer.json", "vocab.json", "added_tokens.json", "tekken.js
 """Their keys are tokens, and mean nothing."""
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 ADAPTER, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+SIZED = ("config.json", ADAPTER)
+"""Configs whose numbers are sizes of what is built."""
 MAX_HEADER = 100_000_000
 """Bytes; the format's own limit."""
 MAX_CONFIG, MAX_TEXT = 1 << 20, 64 << 20
@@ -180,7 +182,7 @@ def _configs(folder: Path) -> Iterator[str]:
                 yield str(error)
             continue
         yield from _forbidden(file.name, config)
-        if file.name in ("config.json", ADAPTER):
+        if file.name in SIZED:
             yield from _beyond(file.name, config)
         if not is_config:
             continue

@@ -90,7 +90,7 @@ def _shared_size(array: Any) -> int:
     if types.is_string_view(values.type) or types.is_binary_view(values.type):
         lengths = _viewed_lengths(values)
     elif any(is_text(values.type) for is_text in TEXTS):
-        lengths = pc.binary_length(values).fill_null(0).to_numpy(zero_copy_only=False)
+        lengths = pc.binary_length(values).fill_null(0).to_numpy(zero_copy_only=False)  # pyright: ignore[reportAttributeAccessIssue]
     else:
         return len(array) * 16
     return int(lengths[numbers].sum(dtype=np.int64)) if len(numbers) else 0

@@ -212,6 +212,13 @@ def writing(path: Path) -> BufferedRandom:
     return os.fdopen(open_to_write(path), "r+b")
 
 
+def replacing(path: Path) -> BufferedRandom:
+    """A file to write anew, which is created if it does not exist: nothing that it contained is left."""
+    file = writing(path)
+    file.truncate(0)
+    return file
+
+
 def appending(path: Path) -> BufferedWriter:
     """A file to append to, which is created if it does not exist."""
     return os.fdopen(open_to_write(path, append=True), "ab")

@@ -70,7 +70,7 @@ def open_parquet(file: BinaryIO, limits: Limits, **options: Any) -> pq.ParquetFi
         footer = _footer(file)
         columns = _columns(footer.get(2))
         _check_sizes(file, footer, columns, limits)
-        return pq.ParquetFile(_rewound(file), **options)
+        return pq.ParquetFile(file, **options)
     except (pa.ArrowException, OSError, MemoryError, OverflowError) as error:
         raise ValueError(f"not Parquet: {_first_line(error)}") from error
     except (TypeError, LookupError, AttributeError, NotImplementedError):  # values of another kind than the format has
@@ -185,12 +185,12 @@ def _shared_sizes(file: BinaryIO, group: int, column: _Column, chunk: _Chunk) ->
     if chunk.prefixed:
         if column.is_repeated:
             raise ValueError(f"its column {column.path[:100]!r} has lists of texts by their prefixes: write it anew")
-        reader = pq.ParquetFile(_rewound(file))
+        reader = pq.ParquetFile(file)
         rows = max((64 << 20) // max(chunk.largest, 1), 1)
         for batch in reader.iter_batches(rows, [group], [column.path], use_threads=False):
             yield batch.nbytes
     elif chunk.shared:
-        reader = pq.ParquetFile(_rewound(file), read_dictionary=[column.path])
+        reader = pq.ParquetFile(file, read_dictionary=[column.path])
         table = reader.read_row_group(group, columns=[column.path], use_threads=False)
         yield from (_text_size(each) for each in table.column(0).chunks)
 
@@ -198,7 +198,7 @@ def _shared_sizes(file: BinaryIO, group: int, column: _Column, chunk: _Chunk) ->
 def _text_size(array: Any) -> int:
     """Bytes of the texts in lists and structs, with those that occur several times counted as often."""
     if isinstance(array, pa.DictionaryArray):
-        lengths = pc.binary_length(array.dictionary).fill_null(0).to_numpy(zero_copy_only=False)
+        lengths = pc.binary_length(array.dictionary).fill_null(0).to_numpy(zero_copy_only=False)  # pyright: ignore[reportAttributeAccessIssue]
         numbers = array.indices.drop_null().to_numpy()
         return int(lengths[numbers].sum(dtype=np.int64)) if len(numbers) else 0
     if isinstance(array, pa.StructArray):
@@ -324,11 +324,6 @@ class _Thrift:
     def _number(self) -> int:
         value = self._unsigned()
         return value >> 1 ^ -(value & 1)
-
-
-def _rewound(file: BinaryIO) -> BinaryIO:
-    file.seek(0)
-    return file
 
 
 def _first_line(error: BaseException) -> str:

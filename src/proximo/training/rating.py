@@ -15,7 +15,7 @@ from proximo.plain_text import quoted
 from proximo.samplers import Sampler, SamplingOptions
 from proximo.storage.folders import whole_file, write_file
 from proximo.storage.lines import to_line, to_row
-from proximo.storage.opening import appending, read_file, remove, without_links, writing
+from proximo.storage.opening import appending, read_file, remove, replacing, without_links
 from proximo.tasks import File
 from proximo.training.rl.grading import graded
 from proximo.types import Problem, Request, Rollout
@@ -135,7 +135,7 @@ def _write(out: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     import pyarrow
     import pyarrow.parquet as pq
 
-    with whole_file(out) as partial, writing(partial) as file:
+    with whole_file(out) as partial, replacing(partial) as file:
         try:
             pq.write_table(pyarrow.Table.from_pylist([dict(row) for row in rows]), file)
         except pyarrow.ArrowException as error:

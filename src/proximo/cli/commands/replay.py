@@ -21,7 +21,7 @@ from proximo.insight.lens.replay import FIVE, Comparison, chosen, compared, rema
 from proximo.insight.lens.steps import Step
 from proximo.models.shipped import resolve
 from proximo.storage.folders import whole_file
-from proximo.storage.opening import make_folder, without_links, writing
+from proximo.storage.opening import make_folder, replacing, without_links
 
 USAGE = """usage: proximo replay RUN --step N [--as NAME ...] [--pass N] [--model DIR [--halves]] [--out FILE] [--json]
 
@@ -131,7 +131,7 @@ def _through(
 def _write(replayed: Replayed, path: Path) -> None:
     path = without_links(path)
     make_folder(path.parent)
-    with whole_file(path) as partial, writing(partial) as file:
+    with whole_file(path) as partial, replacing(partial) as file:
         pq.write_table(token_table(replayed.step, replayed.views), file)
 
 

@@ -13,7 +13,7 @@ import torch
 from proximo.models import score_rows
 from proximo.models.model_types import PreTrainedModel
 from proximo.storage.folders import whole_file
-from proximo.storage.opening import open_file, without_links, writing
+from proximo.storage.opening import open_file, replacing, without_links
 from proximo.training.offline.encoding import Encoded, EncodedRows, Prepared, to_rows
 
 Sums = tuple[tuple[float, ...], ...]
@@ -81,7 +81,7 @@ def write_reference(path: Path, reference: Reference, prepared: Prepared) -> Non
     ]
     table = pa.Table.from_pylist(rows)
     metadata = {"data": reference.data, "weights": reference.weights}
-    with whole_file(path) as partial, writing(partial) as file:
+    with whole_file(path) as partial, replacing(partial) as file:
         pq.write_table(table.replace_schema_metadata(metadata), file)
 
 

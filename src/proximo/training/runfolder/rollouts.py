@@ -19,7 +19,7 @@ from torch import Tensor
 
 from proximo.models.tokens.spelling import Spelling
 from proximo.storage.lines import plain
-from proximo.storage.opening import writing
+from proximo.storage.opening import replacing
 from proximo.storage.sealing import seal
 from proximo.tensor_types import Float, Int
 from proximo.training.learner.guard import Update
@@ -92,7 +92,7 @@ def rollout_table(
 
 def write_rollouts(table: pa.Table, path: Path) -> None:
     """Write the table, with a checksum that readers verify."""
-    with writing(path) as file:
+    with replacing(path) as file:
         pq.write_table(table, file)
     seal(path)
 
