@@ -19,6 +19,7 @@ from proximo.algorithms import GRPO
 from proximo.models import load_model
 from proximo.models.adapters.files import CONFIG, read_adapter, save_model
 from proximo.models.adapters.lora import Lora, adapter_size, add_lora, lora_layers, merged_weights
+from proximo.models.adapters.starting import check_adapter
 from proximo.models.adapters.targets import target_layers
 from proximo.models.loading import skeleton
 from proximo.models.packing.attention import attention, uses_our_attention
@@ -265,6 +266,15 @@ def test_what_cannot_have_an_adapter_is_refused_in_one_line(name: str, target: s
         target_layers(made(name), ("up_proj", target) if name == "glm4_moe" else (target,))
     assert str(error.value).startswith(f"adapter.targets has {target!r}")
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("base", ["llama4_text"], indirect=True)
+@SLOW_PATHS
+def test_a_target_is_refused_before_weights_are_looked_at(base: Path):
+    (base / "model.safetensors").unlink()
+    check_adapter(str(base), Lora(targets=("q_proj",)))
+    with pytest.raises(ValueError, match="adapter.targets has 'router'"):
+        check_adapter(str(base), Lora(targets=("router",)))
 
 
 @pytest.mark.parametrize("base", ["glm4_moe"], indirect=True)

@@ -239,7 +239,7 @@ def _own_logits(
 ) -> tuple[Float[Tensor, "C E"], Float[Tensor, " C"], Float[Tensor, " C"]]:
     """States, log-probs and entropy from the logits as the model itself computes them, all at once."""
     check_temperature(temperature)
-    with _entering(model.get_output_embeddings()) as entered:
+    with _entering(model.get_output_embeddings() or nn.Identity()) as entered:
         output = model(input_ids=padded.tokens, attention_mask=padded.mask, use_cache=False, output_hidden_states=True)
     states = output.hidden_states[-1]
     if states.dim() > 3:  # Gemma 3n reports several streams; what its head reads is their mean

@@ -19,7 +19,7 @@ from proximo.door.training import train
 from proximo.maths import KlLoss
 from proximo.models import score, tiny_model, tiny_moe, tiny_tokenizer, with_precision
 from proximo.models.adapters.lora import Lora, adapter_off, adapter_parameters, add_lora, merge
-from proximo.models.adapters.targets import target_layers
+from proximo.models.adapters.targets import names_for_peft, target_layers
 from proximo.models.compiling import checkpoint_layers
 from proximo.models.packing.attention import NAME, hidden_states
 from proximo.models.values import OwnLayers, TrunkHead, value_model
@@ -230,8 +230,8 @@ def test_targets_choose_the_layers():
     add_lora(model, Lora(targets=("layers.1.self_attn.q_proj", "down_proj")), base="base", seed=0)
     layers = {name.rsplit(".", 2)[0].removeprefix("base_model.model.model.") for name in adapter_parameters(model)}
     assert layers == {"layers.1.self_attn.q_proj", "layers.0.mlp.down_proj", "layers.1.mlp.down_proj"}
-    config = model.peft_config["default"]  # as files say it
-    assert sorted(config.target_modules) == ["down_proj", "model.layers.1.self_attn.q_proj"]
+    named = names_for_peft(model, sorted(f"model.{name}" for name in layers))
+    assert named == {"target_modules": ["down_proj", "model.layers.1.self_attn.q_proj"], "target_parameters": None}
     for target in ("lm_head", "embed_tokens", "proj"):
         with pytest.raises(ValueError, match=rf"adapter.targets has '{target}', which no linear layer is called"):
             target_layers(small(), (target,))

@@ -97,7 +97,7 @@ def inject(model: PreTrainedModel, config: Any) -> None:
     shell._modules, shell._parameters = model._modules, model._parameters
     with guarded():  # peft draws first weights from torch's own generator; they are overwritten
         import_peft().inject_adapter_in_model(config, shell, adapter_name=NAME)
-    model.peft_config = shell.peft_config
+    model.peft_config = {NAME: config}
     model._hf_peft_config_loaded = True  # transformers' own methods, such as save_pretrained, know of it too
     for parameter in adapter_parameters(model).values():
         # A step of AdamW is often smaller than half precision can add to a weight.

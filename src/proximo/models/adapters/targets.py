@@ -38,7 +38,8 @@ def target_layers(model: PreTrainedModel, targets: Sequence[str]) -> list[str]:
     if not targets:
         if chosen := [name for name in layers if name not in problems and not _is_expert_or_router(name)]:
             return chosen
-        raise ValueError(f"adapter: {type(model).__name__} has no linear layers but its head: train it whole")
+        kind = type(model).__name__
+        raise ValueError(f"adapter: {kind} has no linear layers but its head, experts and routers: train it whole")
     chosen = {name for target in targets for name in _called(target, list(layers), problems)}
     return [name for name in layers if name in chosen]
 
