@@ -19,7 +19,8 @@ from proximo.types import Completion, Problem
 from tests.environments.chat_templates import ENDS, TEMPLATES, chat_tokenizer
 from tests.environments.template_table import ALPACA, MARKS, TABLE
 
-ASKED = Problem("1", ({"role": "user", "content": "What is 3+4?"},), None)
+QUESTION = ({"role": "user", "content": "What is 3+4?"},)
+ASKED = Problem("1", QUESTION, None)
 END_IDS = {family: int(str(chat_tokenizer(family).eos_token_id)) for family in TEMPLATES}
 TOKENIZERS = {family: chat_tokenizer(family) for family in TEMPLATES}
 REPLY = "let me see"
@@ -35,7 +36,7 @@ def test_an_answer_is_written_as_the_template_writes_it(family, roles):
     tokenizer, answers = TOKENIZERS[family], [(role, f'it is "{place}"') for place, role in enumerate(roles)]
     reply = sampled(family, REPLY)
     tokens, texts = Extender(tokenizer, 100)(ASKED, reply[-1], answers)
-    messages = [*ASKED.prompt, {"role": "assistant", "content": REPLY}]
+    messages = [*QUESTION, {"role": "assistant", "content": REPLY}]
     messages += [{"role": role, "content": text} for role, text in answers]
     whole = tokenizer.encode(rendered(tokenizer, messages, for_answer=True), add_special_tokens=False)
     assert [*problem_tokens(tokenizer, ASKED), *reply, *tokens] == whole
@@ -137,7 +138,7 @@ def test_a_template_that_changes_what_is_there_is_refused(template, message):
 
 
 def test_a_template_that_rewrites_the_start_of_a_reply_is_named():
-    quiet = Problem("3", ASKED.prompt, None, chat_template_kwargs={"enable_thinking": False})
+    quiet = Problem("3", QUESTION, None, chat_template_kwargs={"enable_thinking": False})
     with pytest.warns(RewrittenTurns, match=r"asked with '<think>\\n\\n</think>\\n\\n': this run keeps"):
         Extender(TOKENIZERS["qwen"], 10)(quiet, 5, [("user", "no")])
     with warnings.catch_warnings():
@@ -175,8 +176,8 @@ def in_turn(tokenizer, prompt, reply: str, answer: str, spelled: str, text: str)
 def as_rendered(name: str, reply: str) -> str:
     """A reply as a model samples it that has learned its template, up to its end."""
     tokenizer, end = FAMILIES[name], TABLE[name][1]
-    asked = rendered(tokenizer, ASKED.prompt, for_answer=True)
-    both = [*ASKED.prompt, {"role": "assistant", "content": reply}]
+    asked = rendered(tokenizer, QUESTION, for_answer=True)
+    both = [*QUESTION, {"role": "assistant", "content": reply}]
     return rendered(tokenizer, both, for_answer=False).removeprefix(asked).partition(end)[0] + end
 
 
@@ -184,14 +185,14 @@ def as_rendered(name: str, reply: str) -> str:
 @pytest.mark.parametrize("answer", ["no, more", "  3 rows\n\n", "\nlow "])
 def test_a_continued_episode_is_what_the_template_makes_of_the_whole_conversation(name, answer):
     tokenizer = FAMILIES[name]
-    found, whole = in_turn(tokenizer, ASKED.prompt, REPLY, answer, as_rendered(name, REPLY), REPLY)
+    found, whole = in_turn(tokenizer, QUESTION, REPLY, answer, as_rendered(name, REPLY), REPLY)
     assert found == whole
     # A reply that was cut gets its end from the template.
     cut = as_rendered(name, REPLY).removesuffix(TABLE[name][1]).rstrip()
-    found, whole = in_turn(tokenizer, ASKED.prompt, REPLY, answer, cut, REPLY)
+    found, whole = in_turn(tokenizer, QUESTION, REPLY, answer, cut, REPLY)
     assert found == whole
     for system in ("Be short.", "You are a clerk.") if name in ("qwen-2.5", "deepseek", "phi-3", "llama-2") else ():
-        told = ({"role": "system", "content": system}, *ASKED.prompt)
+        told = ({"role": "system", "content": system}, *QUESTION)
         found, whole = in_turn(tokenizer, told, REPLY, answer, as_rendered(name, REPLY), REPLY)
         assert found == whole
 
@@ -199,21 +200,21 @@ def test_a_continued_episode_is_what_the_template_makes_of_the_whole_conversatio
 @pytest.mark.parametrize("name", TABLE)
 def test_a_reply_that_ends_without_the_templates_white_space_is_ended_once(name):
     end = TABLE[name][1]
-    found, whole = in_turn(FAMILIES[name], ASKED.prompt, REPLY, "no", REPLY + end, REPLY)
+    found, whole = in_turn(FAMILIES[name], QUESTION, REPLY, "no", REPLY + end, REPLY)
     text = FAMILIES[name].decode(found, clean_up_tokenization_spaces=False)
     assert text.count(end) == FAMILIES[name].decode(whole, clean_up_tokenization_spaces=False).count(end)
     assert f"{REPLY}{end}" in text
 
 
 def test_white_space_of_a_cut_reply_is_not_doubled():
-    found, whole = in_turn(FAMILIES["llama-2"], ASKED.prompt, f"{REPLY} ", "no", f" {REPLY} ", f"{REPLY} ")
+    found, whole = in_turn(FAMILIES["llama-2"], QUESTION, f"{REPLY} ", "no", f" {REPLY} ", f"{REPLY} ")
     assert found == whole
 
 
 def test_a_stop_string_is_the_end_that_the_template_writes():
     tokenizer = family_tokenizer(ALPACA)
     for spelled in (f"{REPLY}\n\n", REPLY):
-        found, whole = in_turn(tokenizer, ASKED.prompt, REPLY, "no", spelled, REPLY)
+        found, whole = in_turn(tokenizer, QUESTION, REPLY, "no", spelled, REPLY)
         assert found == whole
 
 
@@ -229,8 +230,8 @@ def test_templates_that_know_no_tools_get_their_results_as_a_question():
 def test_a_system_message_that_is_written_again_is_that_of_its_own_prompt():
     extend, tokenizer = Extender(FAMILIES["mistral-3"], 100), FAMILIES["mistral-3"]
     for system in ("Be short.", "Count.", "Be short."):
-        problem = Problem("1", ({"role": "system", "content": system}, *ASKED.prompt), None)
+        problem = Problem("1", ({"role": "system", "content": system}, *QUESTION), None)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RewrittenTurns)
-            tokens, _ = extend(problem, tokenizer.eos_token_id, [("user", "no")])
+            tokens, _ = extend(problem, int(str(tokenizer.eos_token_id)), [("user", "no")])
         assert tokenizer.decode(list(tokens), clean_up_tokenization_spaces=False) == f"[INST] {system}\n\nno[/INST]"

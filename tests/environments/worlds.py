@@ -233,7 +233,7 @@ class Prepared(Environment):
         self.label = label
 
     @classmethod
-    def before_episodes(cls, label: str) -> None:
+    def before_episodes(cls, label: str, **_: Any) -> None:
         cls.prepared.append(f"{label} {os.getpid()}")
 
     def reset(self, problem: dict[str, Any]) -> None:

@@ -475,13 +475,16 @@ USED = [("assistant", "add 3 4"), ("tool", "7"), ("assistant", "it is 7"), ("use
 )
 def test_a_conversation_of_several_turns_is_what_the_reward_models_template_makes_of_it(stranger, template, roles):
     own = other_tokenizer(stranger, template)
-    chat = Problem("1", ({"role": "user", "content": "add them"},), None)
+    asked = {"role": "user", "content": "add them"}
+    chat = Problem("1", (asked,), None)
     model = ScoringModel(RewardModel(str(stranger)), tiny_tokenizer(), chat)
     messages = [{"role": role, "content": text} for role, (_, text) in zip([*roles, "assistant"], USED, strict=False)]
-    text = own.apply_chat_template([*chat.prompt, *messages], tokenize=False)
+    text = own.apply_chat_template([asked, *messages], tokenize=False)
     whole = own.encode(str(text), add_special_tokens=False)
-    for finish, ended, tokens in (("stop", True, whole), ("length", False, whole[:-1]), ("length", True, whole)):
-        prompt, rest = model.tokens(chat, episode(*USED, ended=ended, finish=finish))
+    cut = replace(episode(*USED, ended=False), finish="length")
+    limited = replace(episode(*USED), finish="length")  # by the number of turns
+    for said, tokens in ((episode(*USED), whole), (cut, whole[:-1]), (limited, whole)):
+        prompt, rest = model.tokens(chat, said)
         assert [*prompt, *rest] == tokens
         assert len(rest) > 40
 

@@ -47,7 +47,7 @@ class Environment:
     """Exceptions of `step` that are the environment's own fault; (Exception,): all of them."""
 
     @classmethod
-    def before_episodes(cls, **arguments: Any) -> None:
+    def before_episodes(cls, *_: Any, **arguments: Any) -> None:
         """Import what episodes need, so that none of them does it again: called once, with the arguments of the class,
         in the process that they are forked from. Nothing that is opened here may be used by several of them."""
 

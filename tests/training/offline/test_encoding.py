@@ -134,7 +134,8 @@ def test_an_answer_never_stands_inside_a_thought_that_the_prompt_opens(template,
     opens = close.replace("/", "")
 
     def reply(text: str) -> str:
-        return tokenizer.decode(list(completion_tokens(tokenizer, HI, text)), clean_up_tokenization_spaces=False)
+        tokens = list(completion_tokens(tokenizer, HI, text))
+        return str(tokenizer.decode(tokens, clean_up_tokenization_spaces=False))
 
     assert reply("yo") == f"{empty}yo<|im_end|>"
     assert reply("yo<|im_end|>") == f"{empty}yo<|im_end|>"
