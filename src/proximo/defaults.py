@@ -219,12 +219,12 @@ def _value(config: RunConfig, facts: Facts) -> list[Default]:
     options = config.value_options
     if options is None:
         return []
-    found = list[Default]()
-    if not facts.is_packed and options.form == ValueOptions().form:
+    found, form = list[Default](), options.form
+    if not facts.is_packed and form == ValueOptions().form:
+        form = OwnModel()
         why = "a copy of the policy; layers of its own on the policy's trunk need a model that is read in packed passes"
-        found.append(Default("value.form", OwnModel(), why))
+        found.append(Default("value.form", form, why))
     if facts.has_adapter and options.learning_rate is None:
-        form = found[0].value if found else options.form
         why = "that of the whole model times what suits a value model, which is trained without an adapter"
         found.append(
             Default("value.learning_rate", _rounded(form.pace * _whole_rate(facts.parameters, facts.is_new)), why)

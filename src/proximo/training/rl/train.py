@@ -148,7 +148,7 @@ def _evaluated(run: Run, step: int) -> tuple[Evaluation, list[Answered]]:
 def _note(run: Run, step: int, found: Evaluation, beside: Mapping[str, float]) -> None:
     """Write the row of an evaluation, if there was one; `beside`: how it stands beside the best one."""
     if found.problems:
-        run.note(step, found.floats() | beside)
+        run.note(step, {**found.floats(), **beside})
 
 
 def _between(run: Run, checkpointer: Checkpointer, state: RunState) -> RunState:

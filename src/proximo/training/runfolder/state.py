@@ -179,7 +179,8 @@ def _read_best(stored: Mapping[str, Any], task: Task, seed: int) -> Best | None:
         return None
     known = stored.get("best_evaluation") or {"evaluation": None, "answers": ()}  # earlier versions had none
     evaluation = known["evaluation"] and Evaluation(**known["evaluation"])
-    return Best(*stored["best"].values(), evaluation, read_answers(known["answers"], task, seed))
+    step, value = stored["best"].values()  # earlier versions: step and outcome
+    return Best(step, value, evaluation, read_answers(known["answers"], task, seed))
 
 
 def _read_ahead(folder: Path, asked: Asked) -> list[Collected]:
