@@ -72,8 +72,8 @@ def call(app, path: str, body: object = None, *, leaves: bool = False, **headers
 
 
 @pytest.fixture(scope="module")
-def app(engine):
-    return application(engine, model="m", port=PORT, token=None, max_tokens=6)
+def app(engine, reader):
+    return application(engine, reader, port=PORT, token=None)
 
 
 def chat(**more: Any) -> dict[str, Any]:
@@ -257,8 +257,8 @@ def test_web_sites_may_not_ask(app, headers, status):
     assert call(app, "/v1/models", **headers).status == status
 
 
-def test_other_addresses_need_the_token(engine):
-    app = application(engine, model="m", port=PORT, token="secret", max_tokens=6)
+def test_other_addresses_need_the_token(engine, reader):
+    app = application(engine, reader, port=PORT, token="secret")
     assert call(app, "/v1/models", host="machine:80", authorization="Bearer secret").status == 200
     for key in ("", "Bearer other", "secret"):
         assert call(app, "/v1/models", authorization=key).json["error"]["code"] == "invalid_api_key"
