@@ -39,7 +39,7 @@ def reader() -> "Iterator[Reader]":
     endless = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
     hostile = "{% if messages[0]['content'] == 'LOOP' %}" + endless + "{% endif %}"
     tokenizer.chat_template = hostile + str(tokenizer.chat_template)
-    made = Reader(Asking(tokenizer, context=4096, model="m", max_tokens=6), seconds=1.0)
+    made = Reader(Asking(tokenizer, context=4096, model="m", max_tokens=6), seconds=0.5)
     made.start()
     yield made
     made.close()

@@ -51,7 +51,11 @@ class Body:
             raise Refusal("the body is no JSON object: give one")
         self._values: Mapping[str, Any] = values
         for name, value in values.items():
-            if name in known or name in IGNORED:
+            if name in known:
+                continue
+            if name in IGNORED:
+                if not isinstance(value, str | None):
+                    raise Refusal(f"{name} is {quoted(value, 40)}: give a text", name)
                 continue
             if name not in NEUTRAL:
                 shown = visible(name, 100)

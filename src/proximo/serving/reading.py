@@ -81,6 +81,8 @@ class Reader:
 
     def start(self) -> None:
         """Start the first process, without waiting until it is ready."""
+        if self._asked is not None:
+            self._asked.close()
         ours, theirs = socket.socketpair()
         with theirs, tempfile.TemporaryFile() as file:
             pickle.dump((self.asking, self.seconds), file)
