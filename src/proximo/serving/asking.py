@@ -242,7 +242,7 @@ def _content(given: Mapping[str, Any], place: str) -> str:
 
 def _prompts(given: object) -> list[str | list[int]]:
     """A text, several, the tokens of one, or those of several."""
-    many = given if isinstance(given, list) and not _is_tokens(given) else [given]
+    many: list[Any] = given if isinstance(given, list) and not _is_tokens(given) else [given]
     if not many:
         raise Refusal("prompt is empty: give a text or tokens", "prompt")
     if not all(isinstance(each, str) or _is_tokens(each) for each in many):
