@@ -116,7 +116,7 @@ def served_name(model: str) -> str:
     if not Path(model).exists():
         return model
     folder = Path(model).resolve()
-    if folder.parent.name == "checkpoints":
+    if folder.parent.match("checkpoints"):
         return f"{folder.parents[1].name}-{folder.name}"
     return folder.name or "model"
 
