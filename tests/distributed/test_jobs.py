@@ -44,9 +44,10 @@ def test_a_script_for_slurm_is_bash_and_runs_that_command(tmp_path):
         text=True,
         check=True,
     )
-    assert found.stdout.splitlines() == JOB.command("n1", "42")
+    assert found.stdout.splitlines() == ["--cpus-per-task=64", *JOB.command("n1", "42")]
     asked = [line.removeprefix("#SBATCH ") for line in script.read_text().splitlines() if line.startswith("#SBATCH")]
     assert {"--nodes=4", "--ntasks-per-node=1", "--gpus-per-node=8", "--time=01:30:00", "--requeue"} <= set(asked)
+    assert {"--cpus-per-task=64", "--mem=0", "--exclusive"} <= set(asked)  # whole nodes, not one core of each
     assert "--partition=gpu" in asked
     assert not any(each.startswith("--account") for each in asked)
     assert "--job-name=proximo-my-run-7" in asked
@@ -112,8 +113,11 @@ def test_it_is_written_to_a_file(tmp_path, capsys, monkeypatch):
     Path("run.toml").write_text("steps = 3\n[ranks]\nshard = 8\n")
     assert main(["job", "slurm", "run.toml", "--run", "runs/x", "--nodes", "2", "--out", "x.sbatch"]) == 0
     assert capsys.readouterr().out == "written to x.sbatch\nstart it     sbatch x.sbatch\n"
+    assert "#SBATCH --cpus-per-task=64\n" in Path("x.sbatch").read_text()
     last = Path("x.sbatch").read_text().splitlines()[-1]
     assert shlex.split(last)[-5:] == ["run.toml", "--ranks", "16", "--run", "runs/x"]
+    assert main(["job", "slurm", "run.toml", "--run", "runs/x", "--cores", "96"]) == 0
+    assert "srun --cpus-per-task=96 torchrun" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -128,6 +132,8 @@ def test_it_is_written_to_a_file(tmp_path, capsys, monkeypatch):
             "--hours 0.001: the run is asked to end 120 s before",
         ),
         (["slurm", "run.toml", "--run", "x", "--gpus", "3"], "ranks.shard is 8"),
+        (["slurm", "run.toml", "--run", "x", "--cores", "0"], "--cores 0: give at least 1"),
+        (["kubernetes", "run.toml", "--run", "x", "--image", "y", "--claim", "z", "--cores", "4"], "one .toml file"),
         (["slurm", "run.toml", "--run", "x", "--image", "y"], "one .toml file, not run.toml --image y"),
         (["kubernetes", "run.toml", "--run", "x"], "--image and --claim missing"),
         (["kuberay", "run.toml", "--run", "x", "--image", "y"], "--claim missing"),

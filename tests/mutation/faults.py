@@ -689,9 +689,33 @@ FAULTS = (
     ),
     Fault(
         "serving/text.py",
-        "for count in range(1, len(stop))",
-        "for count in range(1, 1)",
+        "max((each.matched for each in self._stop), default=0)",
+        "0",
         "serve: a stream shows the start of a stop string",
+    ),
+    Fault(
+        "serving/text.py",
+        "kept = self._fallbacks[kept - 1]",
+        "kept = 0",
+        "serve: a stop string that overlaps with itself is missed",
+    ),
+    Fault(
+        "serving/asking.py",
+        "self._check_characters([prompt] if",
+        "None and self._check_characters([prompt] if",
+        "serve: a prompt that cannot fit is encoded first",
+    ),
+    Fault(
+        "insight/view/connections.py",
+        "await crowd.room(others)",
+        "await asyncio.sleep(0)",
+        "serve: more connections than there are file descriptors for",
+    ),
+    Fault(
+        "planning/ranks.py",
+        "else width + WIDE)",
+        "else width)",
+        "plan: gradients that are being reduced take no memory",
     ),
     Fault(
         "serving/engine.py",

@@ -27,10 +27,22 @@ def test_bytes_of_8_b_on_8_ranks(holding):
     parameters, table = 8_190_735_360, 151936 * 4096
     assert found.shards == 16 * parameters // 8  # float32: weight, gradient, two moments
     assert found.root == 2 * 2 * table  # embedding and head are not tied
-    assert found.gathered == pytest.approx(2 * 2 * (parameters - 2 * table) / 36, rel=1e-3)
+    # Two layers in bf16, a layer's gradients in bf16, and those of another in float32, as they are reduced.
+    assert found.gathered == pytest.approx((2 + 2 + 2 + 4) * (parameters - 2 * table) / 36, rel=1e-3)
     assert found.head >= 4 * table
     assert found.fits
     assert rank_memory(holding, SIZE, H100, Ranks(64, 64)).shards == -(-16 * parameters // 64)
+
+
+def test_layers_in_use_by_hand():
+    """A layer of 8B has matrices of 4096² for queries and output, of 1024 · 4096 for keys and values, and three of
+    4096 · 12288."""
+    layer = 2 * 4096**2 + 2 * 1024 * 4096 + 3 * 4096 * 12288
+    full, lora = holdings(CONFIG, torch.bfloat16, compiled=True)
+    assert rank_memory(full, SIZE, H100, Ranks(8, 8)).gathered == 10 * layer
+    assert rank_memory(lora, SIZE, H100, Ranks(8, 8)).gathered == 4 * layer  # a frozen base has no gradients
+    wide, _ = holdings(CONFIG, torch.float32, compiled=True)
+    assert rank_memory(wide, SIZE, H100, Ranks(8, 8)).gathered == 16 * layer
 
 
 def test_one_rank_gathers_nothing_and_copies_do_not_shard_further(holding):

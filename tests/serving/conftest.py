@@ -7,6 +7,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from proximo.serving.engine import Engine
+    from proximo.serving.reading import Reader
 
 
 @pytest.fixture(scope="session")
@@ -23,6 +24,23 @@ def engine(served) -> "Iterator[Engine]":
     from proximo.serving.engine import Engine
 
     made = Engine(*served, slots=4, slice_tokens=3)
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="session")
+def reader() -> "Iterator[Reader]":
+    """Of requests to a model `m`. Its chat template never ends for a conversation that begins with LOOP."""
+    from proximo.models import tiny_tokenizer
+    from proximo.serving.asking import Asking
+    from proximo.serving.reading import Reader
+
+    tokenizer = tiny_tokenizer()
+    endless = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+    hostile = "{% if messages[0]['content'] == 'LOOP' %}" + endless + "{% endif %}"
+    tokenizer.chat_template = hostile + str(tokenizer.chat_template)
+    made = Reader(Asking(tokenizer, context=4096, model="m", max_tokens=6), seconds=0.5)
+    made.start()
     yield made
     made.close()
 

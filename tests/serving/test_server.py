@@ -72,8 +72,8 @@ def call(app, path: str, body: object = None, *, leaves: bool = False, **headers
 
 
 @pytest.fixture(scope="module")
-def app(engine):
-    return application(engine, model="m", port=PORT, token=None, max_tokens=6)
+def app(engine, reader):
+    return application(engine, reader, port=PORT, token=None)
 
 
 def chat(**more: Any) -> dict[str, Any]:
@@ -167,6 +167,22 @@ def test_stop_strings_and_tokens_as_prompts(app, served):
         ({"tools": [{}]}, "tools", "not supported"),
         ({"temperature": -1}, "temperature", "from 0 to 100"),
         ({"temperature": True}, "temperature", "give a number"),
+        ({"temperature": 10**400}, "temperature", "more characters): give a number from 0 to 100"),
+        ({"temperature": 1e-320}, "temperature", "is 1e-320: give 0 (greedy) or at least 1e-10"),
+        ({"temperature": "1"}, "temperature", "give a number"),
+        ({"temperature": 1, "top_p": 1 + 1e-9}, "top_p", "from 0 to 1"),
+        ({"temperature": 0, "min_p": -1}, "min_p", "from 0 to 1"),
+        ({"top_k": 0}, "top_k", "from 1 to"),
+        ({"seed": 2**63}, "seed", "give a whole number"),
+        ({"seed": 1.0}, "seed", "give a whole number"),
+        ({"n": True}, "n", "from 1 to 128"),
+        ({"max_tokens": 1.0}, "max_tokens", "from 1 to"),
+        ({"presence_penalty": False}, "presence_penalty", "not supported"),
+        ({"logit_bias": {"5": 100}}, "logit_bias", "not supported"),
+        ({"user": 3}, "user", "give a text"),
+        ({"stop": ["x" * 9, 3]}, "stop", "give a text or a list of texts"),
+        ({"stop": ["x"] * 17}, "stop", "give 16 at most"),
+        ({"model": ["x" * 10**6]}, "model", "more characters): this server has 'm'"),
         ({"temperature": 1, "top_p": 0}, "top_p", "above 0"),
         ({"max_tokens": 0}, "max_tokens", "from 1 to"),
         ({"max_tokens": 5000}, "max_tokens", "context is 4096"),
@@ -188,7 +204,8 @@ def test_stop_strings_and_tokens_as_prompts(app, served):
 )
 def test_what_cannot_be_done_is_refused_by_name(app, change, param, why):
     found = call(app, "/v1/chat/completions", chat(**change))
-    assert found.status == 400
+    assert found.status == (404 if param == "model" else 400)
+    assert len(found.body) < 1000  # what is wrong may be megabytes
     assert found.json["error"]["param"] == param
     assert why in found.json["error"]["message"]
     assert found.json["error"]["type"] == "invalid_request_error"
@@ -212,6 +229,14 @@ def test_other_refusals(app, engine, monkeypatch):
         ("/v1/completions", text(prompt=["a", 3]), 400),
         ("/v1/completions", text(stream=True, echo=True), 400),
         ("/v1/completions", b"{", 400),
+        ("/v1/completions", b'{"temperature": NaN}', 400),
+        ("/v1/completions", b'{"temperature": -Infinity}', 400),
+        ("/v1/completions", b'{"n": ' + b"1" * 5000 + b"}", 400),
+        ("/v1/completions", b'{"n": ' * 100_000, 400),
+        ("/v1/completions", b"[" * 1_000_000, 400),
+        ("/v1/completions", text(prompt=["a"] * 129), 400),
+        ("/v1/completions", text(prompt="1" * 100_000), 400),
+        ("/v1/completions", text(prompt=[1] * 100_000), 400),
         ("/v1/completions", text(prompt="\ud800"), 400),
         ("/v1/chat/completions", chat(messages=[{"role": "user", "content": "\ud800"}]), 400),
         ("/v1/completions", [], 400),
@@ -224,8 +249,11 @@ def test_other_refusals(app, engine, monkeypatch):
     monkeypatch.setattr(server, "MAX_BODY", 10)
     assert call(app, "/v1/completions", text()).status == 413
     monkeypatch.undo()
-    monkeypatch.setattr(server, "MAX_WAITING", 0)
-    assert call(app, "/v1/completions", text()).status == 429
+    for name in ("MAX_WAITING", "MAX_BODIES"):
+        monkeypatch.setattr(server, name, 0)
+        found = call(app, "/v1/completions", text())
+        assert (found.status, found.headers[b"retry-after"]) == (429, b"2")
+        monkeypatch.undo()
 
 
 def test_a_failure_is_said_in_an_answer_and_in_a_stream(app, engine, monkeypatch):
@@ -233,6 +261,11 @@ def test_a_failure_is_said_in_an_answer_and_in_a_stream(app, engine, monkeypatch
     assert call(app, "/v1/completions", text()).status == 500
     *_, error = call(app, "/v1/chat/completions", chat(stream=True)).events
     assert error["error"]["type"] == "server_error"
+
+
+def test_the_largest_seed_has_room_for_all_prompts(app):
+    body = text(prompt=["1+2=", "3+4="], seed=2**63 - 1, temperature=1, max_tokens=4)
+    assert call(app, "/v1/completions", body).status == 200
 
 
 def test_nothing_is_computed_for_a_client_that_has_gone(app, engine, monkeypatch):
@@ -257,8 +290,8 @@ def test_web_sites_may_not_ask(app, headers, status):
     assert call(app, "/v1/models", **headers).status == status
 
 
-def test_other_addresses_need_the_token(engine):
-    app = application(engine, model="m", port=PORT, token="secret", max_tokens=6)
+def test_other_addresses_need_the_token(engine, reader):
+    app = application(engine, reader, port=PORT, token="secret")
     assert call(app, "/v1/models", host="machine:80", authorization="Bearer secret").status == 200
     for key in ("", "Bearer other", "secret"):
         assert call(app, "/v1/models", authorization=key).json["error"]["code"] == "invalid_api_key"

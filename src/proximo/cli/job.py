@@ -1,5 +1,7 @@
 """`proximo job`: write the job file of a run on a cluster."""
 
+from typing import Any
+
 from proximo.cli.configs import base_config
 from proximo.cli.flags import asks_for_help, refuse, take, take_number
 from proximo.cli.run_folders import with_ranks
@@ -7,7 +9,7 @@ from proximo.storage.folders import write_file
 from proximo.storage.opening import without_links
 
 USAGE = """usage: proximo job slurm run.toml --run DIR [--nodes N] [--gpus N] [--hours X] [--out FILE]
-                         [--partition NAME] [--account NAME]
+                         [--cores N] [--partition NAME] [--account NAME]
        proximo job kubernetes run.toml --run DIR --image IMAGE --claim NAME [--folder DIR] [--nodes N] [--gpus N]
                          [--hours X] [--out FILE]
        proximo job kuberay run.toml --run DIR --image IMAGE --claim NAME [--folder DIR] [--ray VERSION] [--nodes N]
@@ -22,6 +24,7 @@ each node; with KubeRay a RayJob, with one worker for each node, on which Ray pl
 --gpus N          GPUs of a node (default: 8)
 --hours X         time limit (default: 24)
 --out FILE        file to write (default: print it)
+--cores N         cores of a node, which SLURM is asked for (default: 8 for each GPU)
 --partition NAME  SLURM's partition
 --account NAME    SLURM's account
 --image IMAGE     container image with proximo and its dependencies
@@ -61,7 +64,9 @@ def run(arguments: list[str]) -> int:
         "hours": take_number(arguments, "--hours", float),
     }
     own = KINDS[kind]
-    chosen = {name: given for name in own if (given := take(arguments, f"--{name}")) is not None}
+    chosen: dict[str, Any] = {name: given for name in own if (given := take(arguments, f"--{name}")) is not None}
+    if kind == "slurm" and (cores := take_number(arguments, "--cores", int)) is not None:
+        chosen["cores"] = cores
     if missing := [f"--{name}" for name in NEEDED if name in own and name not in chosen]:
         refuse(f"{' and '.join(missing)} missing: proximo job --help says what they are")
     if len(arguments) != 1 or not arguments[0].endswith(".toml"):

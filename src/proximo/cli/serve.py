@@ -1,12 +1,20 @@
 """`proximo serve`: an OpenAI-compatible endpoint for one model, with a page to chat with it."""
 
+import json
 import os
 import secrets
+import shlex
 import sys
 from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from proximo.cli.flags import changed, refuse, take_model
 from proximo.models import Precision
+from proximo.plain_text import visible
+
+if TYPE_CHECKING:
+    from proximo.serving.asking import Asking
 
 TOKEN = "PROXIMO_TOKEN"
 """Environment variable with the token that clients must send."""
@@ -18,6 +26,7 @@ PROXIMO_TOKEN chooses it, and then it is required on the loopback address too. C
 Ctrl-C stops the server.
 examples:
   proximo serve runs/a
+  proximo serve runs/a --name helper
   proximo serve tiny-arithmetic --port 8000 --max-tokens 64
 """
 
@@ -26,6 +35,8 @@ examples:
 class ServeOptions:
     """Where and how a model is served."""
 
+    name: str | None = None
+    """Name of the model for clients. None: that of its folder, or its hub id."""
     host: str = "127.0.0.1"
     """Address to listen on. 127.0.0.1: this machine only; 0.0.0.0: all networks, with a token."""
     port: int = 8000
@@ -40,6 +51,8 @@ class ServeOptions:
     """Data type of the weights. `auto`: bfloat16 on a GPU, float32 on a CPU."""
 
     def __post_init__(self) -> None:
+        if self.name is not None and not self.name.strip():
+            raise ValueError(f"name is {self.name!r}: give a name for clients to ask for, or leave it out")
         if not 0 <= self.port < 65536:
             raise ValueError(f"port is {self.port}: give a number from 0 to 65535; 0 takes a free one")
         for name in ("slots", "max_tokens"):
@@ -59,11 +72,13 @@ def run(arguments: list[str]) -> int:
         help_more=HELP,
     )
     try:
+        from proximo.insight.view.connections import allow_connections
         from proximo.serving.server import application, bind, is_loopback, server
     except ModuleNotFoundError as error:
         if error.name not in ("starlette", "uvicorn"):
             raise
         refuse('serving needs a small web server: pip install "proximo[view]"')
+    allow_connections()
     try:
         socket = bind(options.host, options.port)
     except OSError as error:
@@ -73,21 +88,51 @@ def run(arguments: list[str]) -> int:
     from transformers.utils.logging import disable_progress_bar
 
     from proximo.cli.models import open_model
+    from proximo.serving.asking import Asking
     from proximo.serving.engine import Engine
+    from proximo.serving.reading import Reader
 
     disable_progress_bar()
     model, tokenizer = open_model(name, options.device, options.dtype)
     model.requires_grad_(False)  # the sampler may take the memory that training would
     engine, port = Engine(model, tokenizer, slots=options.slots), socket.getsockname()[1]
-    app = application(engine, model=name, port=port, token=token, max_tokens=options.max_tokens)
+    reader = Reader(Asking(tokenizer, engine.context, options.name or served_name(name), options.max_tokens))
+    reader.start()
+    app = application(engine, reader, port=port, token=token)
     where = f"http://{f'[{options.host}]' if ':' in options.host else options.host}:{port}"
-    print(f"chat page  {where}/{'' if token is None else f'#token={token}'}")
-    print(f"endpoint   {where}/v1   model {name!r}, API key {'any' if token is None else token}")
-    print("Ctrl-C stops it", flush=True)
+    print("\n".join(first_lines(where, token, reader.asking)), flush=True)
     try:
         server(app).run(sockets=[socket])
     except KeyboardInterrupt:  # the normal way to stop it
         print(file=sys.stderr)
     finally:
+        reader.close()
         engine.close()
     return 0
+
+
+def served_name(model: str) -> str:
+    """What clients call a model that was given no name: a hub id, or what its folder or its run is called."""
+    if not Path(model).exists():
+        return model
+    folder = Path(model).resolve()
+    if folder.parent.match("checkpoints"):
+        return f"{folder.parents[1].name}-{folder.name}"
+    return folder.name or "model"
+
+
+def first_lines(where: str, token: str | None, asking: "Asking") -> list[str]:
+    """Where the server is, and a command that asks it."""
+    if asking.tokenizer.chat_template is None:
+        path, asked = "completions", {"prompt": "Hello"}
+    else:
+        path, asked = "chat/completions", {"messages": [{"role": "user", "content": "Hello"}]}
+    body = json.dumps({"model": asking.model, **asked, "max_tokens": min(64, asking.max_tokens)})
+    key = [] if token is None else ["-H", f"Authorization: Bearer {token}"]
+    command = ["curl", f"{where}/v1/{path}", *key, "-H", "Content-Type: application/json", "-d", body]
+    return [
+        f"chat page  {where}/{'' if token is None else f'#token={token}'}",
+        f"endpoint   {where}/v1   model {visible(asking.model)!r}, API key {'any' if token is None else token}",
+        f"try it     {shlex.join(command)}",
+        "Ctrl-C stops it",
+    ]

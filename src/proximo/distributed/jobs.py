@@ -18,6 +18,8 @@ NOTICE = 120
 """Seconds before its time limit at which SLURM asks the job to save and end, and that Kubernetes gives a pod."""
 RAY = "2.50.0"
 """Version of Ray in an image, if nothing else is said."""
+CORES = 8
+"""Cores of a node for each of its GPUs, if nothing else is said."""
 SHUTDOWN, SAVING = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT", 110
 """Seconds after which torchrun kills a process that it asked to end; its own 30 are less than a step may take."""
 
@@ -64,14 +66,22 @@ class Job:
         return ["train", self.config, "--ranks", str(self.nodes * self.gpus), "--run", self.run]
 
 
-def slurm(job: Job, *, partition: str | None = None, account: str | None = None) -> str:
-    """A script for sbatch. After a preemption or the loss of a node SLURM queues it again, and the run resumes; out of
-    time, it has saved the run and ends."""
+def slurm(job: Job, *, partition: str | None = None, account: str | None = None, cores: int | None = None) -> str:
+    """A script for sbatch, which asks for whole nodes: all their memory, and nobody else on them. After a preemption or
+    the loss of a node SLURM queues it again, and the run resumes; out of time, it has saved the run and ends.
+
+    `cores` are those of a node; a task gets one if none are asked for.
+    """
+    cores = CORES * job.gpus if cores is None else cores
+    if cores < 1:
+        raise ValueError(f"--cores {cores}: give at least 1")
     asked = {
         "job-name": job.name,
         "nodes": job.nodes,
         "ntasks-per-node": 1,
         "gpus-per-node": job.gpus,
+        "cpus-per-task": cores,
+        "mem": 0,
         "time": _clock(job.hours),
         "partition": partition,
         "account": account,
@@ -87,6 +97,7 @@ def slurm(job: Job, *, partition: str | None = None, account: str | None = None)
         [
             "#!/bin/bash",
             *lines,
+            "#SBATCH --exclusive",
             "#SBATCH --requeue",
             "",
             "set -euo pipefail",
@@ -94,7 +105,8 @@ def slurm(job: Job, *, partition: str | None = None, account: str | None = None)
             "first=${nodes%%$'\\n'*}",  # not by head, which would end scontrol by SIGPIPE, and the job with it
             "export OMP_NUM_THREADS=1",
             f"export {SHUTDOWN}={SAVING}",
-            f"srun {' '.join(torchrun)}",
+            # Since SLURM 22.05 srun does not take it from the job.
+            f"srun --cpus-per-task={cores} {' '.join(torchrun)}",
             "",
         ]
     )

@@ -17,7 +17,7 @@ from proximo.training.ranks import deal
 WIDE = 4
 """Bytes of a sharded number: float32, without masters."""
 AT_ONCE = 2
-"""Layers that are gathered at a time: the one that runs, and the next."""
+"""Layers that are gathered at a time: in the backward pass the one that runs, and the one before it."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class RankMemory:
     shards: int
     """Weights, gradients and moments, and frozen models."""
     gathered: int
-    """Two layers as they are used."""
+    """Layers in use: two as they are gathered and, where they are trained, gradients on their way into shards."""
     root: int
     """Embedding and head, which are gathered for the whole pass."""
     head: int
@@ -110,7 +110,18 @@ def _gathered(holding: Holding, ranks: Ranks) -> tuple[int, int]:
         return 0, 0
     shape, width = holding.shape, holding.dtype.itemsize
     tables = 1 if shape.config.tie_word_embeddings else 2
-    return AT_ONCE * width * shape.matrices // shape.layers, width * tables * shape.head
+    return _weight_bytes(holding) * shape.matrices // shape.layers, width * tables * shape.head
+
+
+def _weight_bytes(holding: Holding) -> int:
+    """Bytes of a layer's weight while a backward pass is at its fullest, at the end of a layer: 10 in half precision.
+
+    The layer itself and the one before it, which is gathered meanwhile; the layer's gradients, whole and in the dtype
+    of the pass; and those of the layer behind it, in float32, which FSDP holds while they are reduced. An adapter's
+    are small, and its base has none.
+    """
+    width = holding.dtype.itemsize
+    return AT_ONCE * width + (0 if holding.lora else width + WIDE)
 
 
 def _sharded(component: Component, shard: int) -> Component:

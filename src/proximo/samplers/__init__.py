@@ -31,6 +31,10 @@ Stream = Iterator[tuple[int, tuple[Completion, ...]]]
 """The number of each request, or problem, and its completions, as they end."""
 
 
+COLDEST = 1e-10
+"""Lowest temperature above 0: divided by less, logits may be beyond what float32 holds."""
+
+
 @dataclass(frozen=True)
 class SamplingOptions:
     """How tokens are drawn and when a completion ends.
@@ -57,6 +61,8 @@ class SamplingOptions:
     def __post_init__(self) -> None:
         if not 0 <= self.temperature < float("inf"):
             raise ValueError(f"temperature is {self.temperature}: give 0 (greedy) or a positive number")
+        if 0 < self.temperature < COLDEST:
+            raise ValueError(f"temperature is {self.temperature}: give 0 (greedy) or at least {COLDEST:g}")
         if not 0 < self.top_p <= 1:
             raise ValueError(f"top_p is {self.top_p}: give a mass above 0, at most 1 (1 keeps every token)")
         if self.top_k is not None and self.top_k < 1:

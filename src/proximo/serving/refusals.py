@@ -3,6 +3,9 @@
 from dataclasses import dataclass
 from typing import Any
 
+RETRY_SECONDS = 2
+"""Seconds after which a client may ask again that was refused for want of room."""
+
 
 @dataclass
 class Refusal(Exception):
@@ -17,3 +20,7 @@ class Refusal(Exception):
     def body(self) -> dict[str, Any]:
         kind = "server_error" if self.status >= 500 else "invalid_request_error"
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {"retry-after": str(RETRY_SECONDS)} if self.status in (429, 503) else {}

@@ -1,7 +1,8 @@
 """Answers in OpenAI's form: whole, or as the chunks of a stream."""
 
+import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from secrets import token_hex
@@ -11,6 +12,26 @@ from proximo.models.tokens.spelling import Spelling
 from proximo.serving.asking import Question
 from proximo.serving.jobs import Finish
 from proximo.serving.logprobs import TokenLogprob
+
+PARTS = 6
+"""How deep an answer is written in parts: down to each token of a conversation with its alternatives."""
+
+
+def in_pieces(value: object, depth: int = PARTS) -> Iterator[str]:
+    """A value's JSON, part by part: other threads have their turn in between, which they have not while `json` writes
+    all of it."""
+    if depth and isinstance(value, dict):
+        for number, (name, each) in enumerate(value.items()):
+            yield f"{', ' if number else '{'}{json.dumps(name)}: "
+            yield from in_pieces(each, depth - 1)
+        yield "}" if value else "{}"
+    elif depth and isinstance(value, list):
+        for number, each in enumerate(value):
+            yield ", " if number else "["
+            yield from in_pieces(each, depth - 1)
+        yield "]" if value else "[]"
+    else:
+        yield json.dumps(value)
 
 
 @dataclass

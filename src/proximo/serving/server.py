@@ -4,8 +4,8 @@ import asyncio
 import json
 import socket
 from collections.abc import AsyncIterator, Callable
-from contextlib import suppress
-from dataclasses import dataclass
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +20,14 @@ from starlette.types import ASGIApp
 from proximo.insight.charts.pages import style
 from proximo.insight.view.connections import HEADER_SECONDS, server_of
 from proximo.models.tokens.spelling import Spelling
-from proximo.serving.asking import Question, chat_question, text_question
+from proximo.plain_text import quoted
+from proximo.serving.asking import Question
 from proximo.serving.engine import Engine
 from proximo.serving.guarding import Guard
 from proximo.serving.jobs import Asked, Job, Piece
+from proximo.serving.reading import Kind, Reader
 from proximo.serving.refusals import Refusal
-from proximo.serving.replies import Choice, Replies
+from proximo.serving.replies import Choice, Replies, in_pieces
 
 STATIC = Path(__file__).parent / "static"
 """Style sheet that the other pages use, too."""
@@ -35,7 +37,19 @@ MAX_BODY = 4 << 20
 BODY_SECONDS = 30.0
 """Seconds for the body of a request to arrive."""
 MAX_WAITING = 512
-"""Most completions that wait for a slot; further requests are refused."""
+"""Most completions that wait for a slot, and most requests that are read; what comes beyond them is refused."""
+MAX_BODIES = 256 << 20
+"""Most bytes of all requests that are read."""
+
+
+@dataclass
+class Load:
+    """What requests take until they are read."""
+
+    requests: int = 0
+    """Those that have arrived."""
+    bytes: int = 0
+    """Of all, as far as they have arrived."""
 
 
 @dataclass(frozen=True)
@@ -43,11 +57,14 @@ class Service:
     """One model behind OpenAI's endpoints."""
 
     engine: Engine
-    model: str
-    """Name that clients give."""
-    max_tokens: int
-    """Length limit of a message whose request names none."""
+    reader: Reader
     spelling: Spelling
+    load: Load = field(default_factory=Load)
+
+    @property
+    def model(self) -> str:
+        """Name that clients give."""
+        return self.reader.asking.model
 
     async def models(self, request: Request) -> Response:
         """GET /v1/models."""
@@ -57,22 +74,35 @@ class Service:
 
     async def chat(self, request: Request) -> Response:
         """POST /v1/chat/completions."""
-        question = chat_question(await _body(request), self.engine, self.model, self.max_tokens)
-        return await self._answer(request, question)
+        return await self._answer(request, await self._question("chat", request))
 
     async def text(self, request: Request) -> Response:
         """POST /v1/completions."""
-        return await self._answer(request, text_question(await _body(request), self.engine, self.model))
+        return await self._answer(request, await self._question("text", request))
+
+    async def _question(self, kind: Kind, request: Request) -> Question:
+        """What is asked. Neither its JSON nor its texts are read here, where all others would wait for it."""
+        async with _body(request, self.load) as body:
+            self._check_room(self.load.requests + 1)
+            self.load.requests += 1
+            try:
+                loop = asyncio.get_running_loop()
+                return await loop.run_in_executor(self.reader.threads, self.reader.read, kind, body)
+            finally:
+                self.load.requests -= 1
 
     async def _answer(self, request: Request, question: Question) -> Response:
-        if self.engine.waiting + len(question.asked) > MAX_WAITING:
-            raise Refusal(f"{self.engine.waiting} completions are waiting already: try again later", status=429)
+        self._check_room(len(question.asked))
         delivery = Delivery(question.asked)
         self.engine.submit(*delivery.jobs)
         replies = Replies(question, self.model, self.spelling)
         if question.stream:
             return StreamingResponse(_events(delivery, replies), media_type="text/event-stream")
         return await _unless_gone(request, delivery, replies)
+
+    def _check_room(self, more: int) -> None:
+        if self.engine.waiting + more > MAX_WAITING:
+            raise Refusal(f"{self.engine.waiting} completions are waiting already: try again later", status=429)
 
 
 class Delivery:
@@ -129,7 +159,8 @@ async def _whole(delivery: Delivery, replies: Replies) -> Response:
         choice.text += piece.text
         choice.logprobs += piece.logprobs
         choice.finish = piece.finish
-    return JSONResponse(replies.whole(choices, delivery.tokens))
+    content = await asyncio.to_thread(lambda: "".join(in_pieces(replies.whole(choices, delivery.tokens))))
+    return Response(content, media_type="application/json")
 
 
 async def _events(delivery: Delivery, replies: Replies) -> AsyncIterator[str]:
@@ -139,8 +170,10 @@ async def _events(delivery: Delivery, replies: Replies) -> AsyncIterator[str]:
             for number in range(len(delivery.jobs)):
                 yield _event(replies.first(number))
         async for number, piece in delivery.pieces():
-            if piece.text or piece.logprobs:
-                yield _event(replies.part(number, piece.text, piece.logprobs, None))
+            if piece.logprobs:
+                yield await asyncio.to_thread(_with_logprobs, replies, number, piece)
+            elif piece.text:
+                yield _event(replies.part(number, piece.text, (), None))
             if piece.finish is not None:
                 yield _event(replies.part(number, "", (), piece.finish))
         if replies.question.with_usage:
@@ -150,35 +183,40 @@ async def _events(delivery: Delivery, replies: Replies) -> AsyncIterator[str]:
     yield "data: [DONE]\n\n"
 
 
+def _with_logprobs(replies: Replies, number: int, piece: Piece) -> str:
+    return _event(replies.part(number, piece.text, piece.logprobs, None))
+
+
 def _event(value: dict[str, Any]) -> str:
     return f"data: {json.dumps(value)}\n\n"
 
 
-async def _body(request: Request) -> object:
-    """A request's JSON; its size and the time it takes are limited."""
+@asynccontextmanager
+async def _body(request: Request, load: Load) -> AsyncIterator[bytes]:
+    """A request's body; its size and the time it takes are limited."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
-        raise Refusal(f"content-type is {kind!r}: send application/json", status=415)
+        raise Refusal(f"content-type is {quoted(kind)}: send application/json", status=415)
     data = bytearray()
     try:
         async with asyncio.timeout(BODY_SECONDS):
             async for part in request.stream():
                 data += part
+                load.bytes += len(part)
                 if len(data) > MAX_BODY:
                     raise Refusal(f"the request has more than {MAX_BODY >> 20} MiB: send less", status=413)
+                if load.bytes > MAX_BODIES:
+                    raise Refusal("requests of many bytes are being read already: try again later", status=429)
+        yield bytes(data)
     except TimeoutError:
         raise Refusal(f"the request did not arrive within {BODY_SECONDS:g} s: send it again", status=408) from None
-    try:
-        body = json.loads(data)
-        json.dumps(body, ensure_ascii=False).encode()  # half a surrogate pair is JSON, but no text for a tokenizer
-        return body
-    except (ValueError, RecursionError) as error:
-        raise Refusal(f"the request is not JSON: {error}") from None
+    finally:
+        load.bytes -= len(data)
 
 
-def application(engine: Engine, *, model: str, port: int, token: str | None, max_tokens: int) -> ASGIApp:
+def application(engine: Engine, reader: Reader, *, port: int, token: str | None) -> ASGIApp:
     """The application that serves one model at a port."""
-    service = Service(engine, model, max_tokens, Spelling(engine.tokenizer))
+    service = Service(engine, reader, Spelling(engine.tokenizer))
     files = {f"/{path.name}": (path.read_bytes(), KINDS[path.suffix]) for path in STATIC.iterdir()}
     files["/style.css"] = (style().encode(), KINDS[".css"])
     files["/"] = files.pop("/index.html")
@@ -189,7 +227,7 @@ def application(engine: Engine, *, model: str, port: int, token: str | None, max
 
     async def refused(request: Request, error: Exception) -> Response:
         assert isinstance(error, Refusal)
-        return JSONResponse(error.body, error.status)
+        return JSONResponse(error.body, error.status, error.headers)
 
     async def missing(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
@@ -214,7 +252,7 @@ def bind(host: str, port: int) -> socket.socket:
     try:
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         made.bind(address)
-        made.listen(2048)  # now, so that a second server does not take the port while the model is loaded
+        made.listen()  # now, so that a second server does not take the port while the model is loaded
     except OSError:
         made.close()
         raise
@@ -229,4 +267,4 @@ def is_loopback(made: socket.socket) -> bool:
 
 def server(app: ASGIApp, *, header_seconds: float = HEADER_SECONDS) -> uvicorn.Server:
     """The server; `run(sockets=[...])` serves until interrupted."""
-    return server_of(app, header_seconds=header_seconds, most_requests=1024, closing_seconds=2)
+    return server_of(app, header_seconds=header_seconds, closing_seconds=2)

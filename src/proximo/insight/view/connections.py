@@ -1,63 +1,219 @@
-"""Idle connections: closed after a few seconds, and limited so that they cannot block the user."""
+"""Connections: as many at once as there are file descriptors for; what comes beyond them waits until it is accepted.
+
+A connection without a request is closed after a while, and sooner where others wait for its place: so neither idle
+clients nor slow ones keep anybody out, and no request is cut off.
+"""
 
 import asyncio
-from typing import Any, ClassVar
+import os
+import resource
+import socket
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from http import HTTPStatus
+from typing import Any
 
+import h11
 import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 HEADER_SECONDS = 5.0
-"""Seconds for the headers of a request to arrive, from the connection's start or the last response."""
-MAX_IDLE = 50
-"""Maximum connections without a request; for a new one the oldest is closed. The page itself keeps six at most."""
+"""Seconds for the rest of a request's headers to arrive after their first byte."""
+IDLE_SECONDS = 60.0
+"""Seconds that a connection without a request is kept."""
+CROWDED_SECONDS = 5.0
+"""The same where others wait for its place."""
+STALLED_SECONDS = 60.0
+"""Seconds in which a client may take nothing of an answer."""
+MAX_CONNECTIONS = 4096
+SPARE = 64
+"""File descriptors that are left for everything else."""
+RETRY_SECONDS = 0.1
+"""Seconds until connections are accepted again after all descriptors were taken."""
 
 
-def bounded(seconds: float = HEADER_SECONDS, most: int = MAX_IDLE) -> type[H11Protocol]:
-    """A protocol class for one server; its class attributes are shared by the server's connections."""
+class Crowd:
+    """The connections of a server: at most so many, and which of them are idle."""
 
-    class Bounded(H11Protocol):
-        idle: ClassVar[dict[H11Protocol, asyncio.TimerHandle]] = {}
-        """Idle connections, oldest first, with the timers that will close them."""
+    def __init__(self, most: int, header_seconds: float) -> None:
+        self.most, self.header_seconds = most, header_seconds
+        self.idle: dict[Connection, float] = {}
+        """Connections without a request, with the time since when; the oldest first."""
+        self.changed = asyncio.Event()
 
-        def connection_made(self, transport: Any) -> None:
-            super().connection_made(transport)
+    async def room(self, connections: Collection[object]) -> None:
+        """Wait until there may be one more. Where all are taken, the oldest idle one is closed."""
+        loop = asyncio.get_running_loop()
+        while len(connections) >= self.most:
+            oldest = next(iter(self.idle), None)
+            left = None if oldest is None else self.idle[oldest] + CROWDED_SECONDS - loop.time()
+            if oldest is not None and left is not None and left <= 0:
+                oldest.give_up(HTTPStatus.SERVICE_UNAVAILABLE)
+            self.changed.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(left if left is None or left > 0 else None):
+                    await self.changed.wait()
+
+
+class Connection(H11Protocol):
+    """A connection that is closed when its client is silent for too long."""
+
+    def __init__(self, crowd: Crowd, **given: Any) -> None:
+        super().__init__(**given)
+        self._crowd = crowd
+        self._timer: asyncio.TimerHandle | None = None
+        self._has_begun = False
+        """Whether there is a part of a request."""
+        self._is_leaving = False
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self._wait()
+
+    def data_received(self, data: bytes) -> None:
+        if self._is_leaving:
+            return
+        super().data_received(data)
+        is_partial = self.conn.their_state is h11.SEND_BODY or bool(self.conn.trailing_data[0])
+        if self._is_busy:
+            self._stop_waiting()
+        elif is_partial and not self._has_begun:
+            self._has_begun = True
+            self._set_timer(self._crowd.header_seconds, self.give_up)
+        elif self._has_begun and not is_partial:  # the rest of a body whose request is answered already
             self._wait()
 
-        def data_received(self, data: bytes) -> None:
-            super().data_received(data)
-            if self._is_busy:
-                self._stop_waiting()
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if not self._is_busy:
+            self._wait()
 
-        def on_response_complete(self) -> None:
-            super().on_response_complete()
-            if not self._is_busy and not self.transport.is_closing():
-                self._wait()
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_waiting()
+        super().connection_lost(exc)
+        self._crowd.changed.set()
 
-        def connection_lost(self, exc: Exception | None) -> None:
-            self._stop_waiting()
-            super().connection_lost(exc)
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._set_timer(STALLED_SECONDS, self.transport.abort)
 
-        @property
-        def _is_busy(self) -> bool:
-            return self.cycle is not None and not self.cycle.response_complete
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._stop_waiting()
 
-        def _wait(self) -> None:
-            self._stop_waiting()
-            self.idle[self] = self.loop.call_later(seconds, self.transport.abort)
-            if len(self.idle) > most:
-                oldest = next(iter(self.idle))
-                self.idle.pop(oldest).cancel()
-                oldest.transport.abort()
+    def give_up(self, status: HTTPStatus = HTTPStatus.REQUEST_TIMEOUT) -> None:
+        """Close the connection. A client that is sending, or has not begun to, is told why and has time to read it: a
+        connection that is closed while something arrives is reset."""
+        is_awaited = self._has_begun or (self.cycle is None and not self._is_leaving)
+        self._stop_waiting()
+        if self.transport.is_closing():  # and its client takes nothing
+            self.transport.abort()
+        elif is_awaited:
+            self._leave(status)
+        else:
+            self.transport.close()
+            self._set_timer(STALLED_SECONDS, self.transport.abort)
 
-        def _stop_waiting(self) -> None:
-            if (timer := self.idle.pop(self, None)) is not None:
-                timer.cancel()
+    def _leave(self, status: HTTPStatus) -> None:
+        """Say the last word, and read nothing more of what arrives."""
+        if self.conn.our_state is self.conn.their_state is h11.IDLE:
+            headers = [("retry-after", "1"), ("content-length", "0"), ("connection", "close")]
+            response = h11.Response(status_code=status, headers=headers, reason=status.phrase.encode())
+            for event in (response, h11.EndOfMessage()):
+                self.transport.write(self.conn.send(event) or b"")
+        self._is_leaving = True
+        self.transport.write_eof()
+        self._wait()
 
-    return Bounded
+    @property
+    def _is_busy(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def _wait(self) -> None:
+        """For a request."""
+        self._stop_waiting()
+        self._crowd.idle[self] = self.loop.time()
+        self._crowd.changed.set()
+        self._set_timer(IDLE_SECONDS, self.give_up)
+
+    def _stop_waiting(self) -> None:
+        self._crowd.idle.pop(self, None)
+        self._has_begun = False
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _set_timer(self, seconds: float, action: Callable[[], None]) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self.loop.call_later(seconds, action)
 
 
-def server_of(app: ASGIApp, *, header_seconds: float, most_requests: int, closing_seconds: int) -> uvicorn.Server:
+class Listener:
+    """Accepts connections of one socket while there is room; uvicorn closes it like a server of asyncio's."""
+
+    def __init__(self, made: socket.socket, crowd: Crowd, others: Collection[object], make: Callable[[], Connection]):
+        made.setblocking(False)
+        made.listen(MAX_CONNECTIONS)
+        self._task = asyncio.create_task(self._accept(made, crowd, others, make))
+
+    async def _accept(
+        self, made: socket.socket, crowd: Crowd, others: Collection[object], make: Callable[[], Connection]
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            await crowd.room(others)
+            try:
+                line, _ = await loop.sock_accept(made)
+                await loop.connect_accepted_socket(make, line)
+            except OSError:  # no descriptor is left, or the client has gone
+                await asyncio.sleep(RETRY_SECONDS)
+
+    def close(self) -> None:
+        self._task.cancel()
+
+    async def wait_closed(self) -> None:
+        with suppress(asyncio.CancelledError):
+            await self._task
+
+
+class Server(uvicorn.Server):
+    """uvicorn's server with connections of ours."""
+
+    def __init__(self, config: uvicorn.Config, crowd: Crowd) -> None:
+        super().__init__(config)
+        self._crowd = crowd
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets=[])
+        others = self.server_state.connections
+        listeners: list[Any] = [Listener(each, self._crowd, others, self._connection) for each in sockets or ()]
+        self.servers += listeners
+
+    def _connection(self) -> Connection:
+        return Connection(self._crowd, config=self.config, server_state=self.server_state, app_state={})
+
+
+def allow_connections() -> None:
+    """Raise this process's limit of open files as far as it may and a server has use for it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MAX_CONNECTIONS + 16 * SPARE
+    if hard != resource.RLIM_INFINITY:
+        wanted = min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def most_connections() -> int:
+    """What the limit of open files has room for."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return MAX_CONNECTIONS
+    return max(8, min(MAX_CONNECTIONS, soft - len(os.listdir("/dev/fd")) - SPARE))
+
+
+def server_of(app: ASGIApp, *, header_seconds: float, closing_seconds: int) -> uvicorn.Server:
     """A server of a local page; `run(sockets=[...])` serves until interrupted. Proxy headers are ignored."""
     config = uvicorn.Config(
         app,
@@ -65,11 +221,11 @@ def server_of(app: ASGIApp, *, header_seconds: float, most_requests: int, closin
         access_log=False,
         lifespan="off",
         ws="none",
-        http=bounded(header_seconds),
+        http=H11Protocol,
         loop="asyncio",
         proxy_headers=False,
         server_header=False,
-        limit_concurrency=most_requests,
+        timeout_keep_alive=int(2 * IDLE_SECONDS),  # ours counts
         timeout_graceful_shutdown=closing_seconds,
     )
-    return uvicorn.Server(config)
+    return Server(config, Crowd(most_connections(), header_seconds))

@@ -96,7 +96,7 @@ def server(
 ) -> uvicorn.Server:
     """The server; `run(sockets=[...])` serves until interrupted."""
     page = application(root, token=token, port=port, load_code=load_code, claims=claims)
-    return server_of(page, header_seconds=header_seconds, most_requests=100, closing_seconds=1)
+    return server_of(page, header_seconds=header_seconds, closing_seconds=1)
 
 
 def _of_run(runs: Runs, handler: Handler, query: Mapping[str, str]) -> Response:

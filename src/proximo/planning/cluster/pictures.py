@@ -149,7 +149,7 @@ def memory_rows(plan: ClusterPlan) -> list[tuple[str, list[int]]]:
     found = [plan.best(each).memory for each in plan.staleness]
     return [
         ("shards of weights, gradients, moments", [each.shards for each in found]),
-        ("two gathered layers", [each.gathered for each in found]),
+        ("layers in use", [each.gathered for each in found]),
         ("embedding and head, gathered", [each.root for each in found]),
         ("logits of a chunk, gradient of the head", [each.head for each in found]),
         ("activations of a pass", [each.activations for each in found]),

@@ -1,0 +1,119 @@
+"""Many clients at once: each is answered, and no connection is reset."""
+
+import asyncio
+import socket
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from proximo.insight.view import connections
+from proximo.serving import server
+from proximo.serving.server import application, bind
+
+
+@contextmanager
+def running(engine, reader, *, most: int | None = None, header_seconds: float = 5.0) -> Iterator[int]:
+    """The port of a server in a thread, with so many connections at once."""
+    made = bind("127.0.0.1", 0)
+    port = made.getsockname()[1]
+    app = application(engine, reader, port=port, token=None)
+    uvicorn = server.server(app, header_seconds=header_seconds)
+    if most is not None:
+        uvicorn._crowd.most = most  # pyright: ignore
+    thread = threading.Thread(target=uvicorn.run, kwargs={"sockets": [made]})
+    thread.start()
+    try:
+        yield port
+    finally:
+        uvicorn.should_exit = True
+        thread.join(timeout=60)
+
+
+def request(port: int, path: str = "/v1/completions", body: str = "") -> bytes:
+    body = body or '{"model": "m", "prompt": "1+2=", "max_tokens": 1}'
+    head = f"Host: 127.0.0.1:{port}\r\nContent-Type: application/json\r\nConnection: close\r\n"
+    if path == "/v1/models":
+        return f"GET {path} HTTP/1.1\r\n{head}\r\n".encode()
+    return f"POST {path} HTTP/1.1\r\n{head}Content-Length: {len(body)}\r\n\r\n{body}".encode()
+
+
+def asked_together(port: int, number: int, path: str = "/v1/completions") -> Counter[str]:
+    """Status lines of so many clients: all connect, and then all ask."""
+
+    async def ask(connected: asyncio.Barrier) -> str:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        await connected.wait()
+        writer.write(request(port, path))
+        answer = (await reader.read()).decode()
+        writer.close()
+        status, _, rest = answer.partition("\r\n")
+        assert ("retry-after" in rest.lower()) == (" 429 " in status or " 503 " in status)
+        return status.split()[1]
+
+    async def run() -> Counter[str]:
+        connected = asyncio.Barrier(number)
+        return Counter(await asyncio.gather(*(ask(connected) for _ in range(number))))
+
+    return asyncio.run(asyncio.wait_for(run(), 120))
+
+
+def test_two_hundred_clients_at_once_are_answered(engine, reader, monkeypatch):
+    monkeypatch.setattr(server, "MAX_WAITING", 40)
+    with running(engine, reader) as port:
+        assert asked_together(port, 200, "/v1/models") == {"200": 200}
+        found = asked_together(port, 200)
+    assert found["200"] + found["429"] == 200
+    assert found["200"] >= 40
+
+
+@pytest.mark.scale
+@pytest.mark.parametrize("path", ["/v1/models", "/v1/completions"])
+def test_a_thousand_clients_at_once_are_answered(engine, reader, path):
+    connections.allow_connections()
+    with running(engine, reader) as port:
+        found = asked_together(port, 1000, path)
+    assert found["200"] + found["429"] == 1000
+    assert found["200"] >= 500
+
+
+def test_more_clients_than_file_descriptors_wait_or_are_told_so(engine, reader, monkeypatch):
+    """Those that connected and do not ask yet hold all places, until others wait for these."""
+    monkeypatch.setattr(connections, "CROWDED_SECONDS", 0.2)
+    with running(engine, reader, most=8) as port:
+        found = asked_together(port, 40, "/v1/models")
+    assert found["200"] + found["503"] == 40
+    assert found["200"] >= 8
+
+
+def read_whole(line: socket.socket) -> bytes:
+    return b"".join(iter(lambda: line.recv(1 << 16), b""))
+
+
+def test_slow_clients_end_with_408_and_harm_no_other(engine, reader, monkeypatch):
+    monkeypatch.setattr(server, "BODY_SECONDS", 0.3)
+    slow = socket.create_connection
+    with running(engine, reader, header_seconds=0.3) as port, slow(("127.0.0.1", port)) as header:
+        header.sendall(b"GET /v1/models HT")
+        with slow(("127.0.0.1", port)) as body:
+            body.sendall(request(port)[:-5])
+            assert asked_together(port, 5) == {"200": 5}
+            assert read_whole(body).startswith(b"HTTP/1.1 408 ")
+        assert read_whole(header).startswith(b"HTTP/1.1 408 Request Timeout\r\n")
+        header.sendall(b"TP/1.1\r\n")  # it is still there, and not reset
+
+
+def test_a_client_that_takes_nothing_of_its_answers_is_given_up(engine, reader, monkeypatch):
+    monkeypatch.setattr(connections, "STALLED_SECONDS", 0.2)
+
+    def ask_again_and_again(line: socket.socket, port: int) -> None:
+        while True:
+            line.sendall(f"GET /chat.js HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n\r\n".encode() * 100)
+
+    with running(engine, reader) as port, socket.socket() as line:
+        line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        line.connect(("127.0.0.1", port))
+        with pytest.raises(ConnectionError):
+            ask_again_and_again(line, port)
