@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from proximo.cli import main
 from proximo.models import loading, tiny_model, tiny_tokenizer
 
-FILE_TASK = ["--task.type", "File", "--task.path"]
+FILE_TASK = ["--model", "tiny-arithmetic", "--task.type", "File", "--task.path"]
 GOOD_ROWS = "".join(f'{{"prompt": "{i}+1=", "answer": "{i + 1}"}}\n' for i in range(40))
 GOOD_PAIRS = "".join(f'{{"prompt": "{i}+1=", "completion": "{i + 1}"}}\n' for i in range(40))
 
@@ -89,8 +89,8 @@ CONFIGS = {
     "deep nonsense": ("x = " + "[" * 5000, ["this is not TOML"]),
     "deep tables": ("x" + ".x" * 400 + " = 1", ["nested too deeply"]),
     "huge integer": (f"seed = {'9' * 40}\n", ["seed is 9999"]),
-    "a password": ('model = "https://me:hunter2@host/model"\n', ["model is", "with a secret"]),
-    "device": ('device = "warp"\n', ["device is 'warp'"]),
+    "a password": ('model = "https://me:hunter2@host/model"\n[task]\ntype = "Echo"\n', ["model is", "with a secret"]),
+    "device": ('device = "warp"\nmodel = "tiny-copy"\n[task]\ntype = "Echo"\n', ["device is 'warp'"]),
 }
 
 
@@ -527,7 +527,7 @@ def test_bad_models(case, model, tmp_path, capsys):
     folder = tmp_path / "model"
     shutil.copytree(model, folder)
     change(folder)
-    arguments = ["train", "--model", str(folder), "--run", str(tmp_path / "run")]
+    arguments = ["train", "--task.type", "Arithmetic", "--model", str(folder), "--run", str(tmp_path / "run")]
     error = refusal(arguments, capsys)
     assert str(folder) in error
     assert all(part in error for part in said), error
@@ -560,7 +560,10 @@ NO_MODELS = {
 def test_what_is_no_model(case, command, tmp_path, capsys):
     make, said = NO_MODELS[case]
     path = str(make(tmp_path))
-    arguments = {"train": ["train", "--model", path, "--run", str(tmp_path / "run")], "eval": ["eval", path]}[command]
+    arguments = {
+        "train": ["train", "--task.type", "Arithmetic", "--model", path, "--run", str(tmp_path / "run")],
+        "eval": ["eval", path, "--task.type", "Arithmetic"],
+    }[command]
     assert said in refusal(arguments, capsys)
 
 
@@ -579,9 +582,9 @@ COMMANDS = {
     "negative": (["train", "--training.groups", "-3"], ["training.groups is -3"]),
     "unknown piece": (["train", "--algorithm.gate.type", "Klip"], ["Klip", "give one of"]),
     "a piece of no field": (["train", "--algorithm.gait.type", "Clip"], ["no field gait", "'gate'"]),
-    "a password": (["train", "--model", "https://me:hunter2@host/m"], ["with a secret"]),
-    "a control character": (["train", "--model", "\x1b[2Jx"], [r"\x1b[2Jx"]),
-    "NUL": (["train", "--model", "a\0b"], ["NUL"]),
+    "a password": (["train", "--task.type", "Arithmetic", "--model", "https://me:hunter2@host/m"], ["with a secret"]),
+    "a control character": (["train", "--task.type", "Arithmetic", "--model", "\x1b[2Jx"], [r"\x1b[2Jx"]),
+    "NUL": (["train", "--task.type", "Arithmetic", "--model", "a\0b"], ["NUL"]),
     "two configs": (["train", "arithmetic", "other.toml"], ["other.toml"]),
     "eval without a model": (["eval"], ["needs a model"]),
     "explain of nothing known": (["explain", "grop"], ["no algorithm is called 'grop'", "'grpo'"]),
@@ -622,7 +625,7 @@ def test_bad_run_folders(case, command, model, tmp_path, capsys, no_model):
     make, said = RUNS[case]
     path = make(tmp_path)
     (tmp_path / "x.jsonl").write_text(GOOD_PAIRS)
-    data = [str(tmp_path / "x.jsonl")] if command == "sft" else []
+    data = [str(tmp_path / "x.jsonl")] if command == "sft" else ["--task.type", "Arithmetic"]
     error = refusal([command, *data, "--model", str(model), "--run", str(path)], capsys)
     assert f"--run {path}" in error
     assert said in error

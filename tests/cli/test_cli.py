@@ -27,7 +27,7 @@ from proximo.training.config import EvaluationOptions, RunConfig
 from proximo.training.reward_mix import RewardMix, WeightedRule
 
 TINY = ["--task.held-out", "20", "--evaluation.problems", "4", "--sampling.max-tokens", "3"]
-TINY_EVAL = ["--task.held-out", "20", "--problems", "4", "--sampling.max-tokens", "3"]
+TINY_EVAL = ["--task.type", "Arithmetic", "--task.held-out", "20", "--problems", "4", "--sampling.max-tokens", "3"]
 TINY_RUN = [
     *TINY,
     "--steps",
@@ -63,7 +63,17 @@ def refused(arguments: list[str], capsys) -> str:
 
 
 def test_a_dry_run_prints_the_run_it_would_start(folder, capsys, tmp_path):
-    arguments = ["train", "--algorithm", "gspo", "--training.learning-rate", "0.01", "--model", folder]
+    arguments = [
+        "train",
+        "--algorithm",
+        "gspo",
+        "--training.learning-rate",
+        "0.01",
+        "--model",
+        folder,
+        "--task.type",
+        "Arithmetic",
+    ]
     assert main([*arguments, "--dry-run"]) == 0
     printed = capsys.readouterr().out
     found = toml.loads(printed, RunConfig)
@@ -81,7 +91,7 @@ def test_a_dry_run_prints_the_run_it_would_start(folder, capsys, tmp_path):
 
 def test_train_prints_one_json_object_and_nothing_else(folder, tmp_path, capsys):
     run = tmp_path / "run"
-    assert main(["train", "--model", folder, "--run", str(run), "--json", *TINY_RUN]) == 0
+    assert main(["train", "--model", folder, "--task.type", "Arithmetic", "--run", str(run), "--json", *TINY_RUN]) == 0
     result = json.loads(capsys.readouterr().out)
     names = ["run", "steps", "held_out_before", "held_out_after", "generated_tokens", "seconds", "findings"]
     assert list(result) == names
@@ -89,7 +99,9 @@ def test_train_prints_one_json_object_and_nothing_else(folder, tmp_path, capsys)
     assert 4 <= result["generated_tokens"] <= 12  # 2 × 2 completions of 1 to 3 tokens
     load_model(str(run / "checkpoints" / "step-000001"))
 
-    error = refused(["train", "--model", folder, "--run", str(run), *TINY_RUN, "--seed", "1"], capsys)
+    error = refused(
+        ["train", "--model", folder, "--task.type", "Arithmetic", "--run", str(run), *TINY_RUN, "--seed", "1"], capsys
+    )
     assert f"error: --run {run} holds a run with another config." in error
     assert error.endswith("  seed was 0, now 1  (--allow-change seed)\n")
 
@@ -237,10 +249,10 @@ def test_bad_rows_are_refused_or_skipped(folder, tmp_path, capsys):
 
 def test_sft_refuses_what_it_cannot_read(folder, tmp_path, capsys):
     (tmp_path / "sums.txt").write_text("prompt,completion\n")
-    assert "is not a known format" in refused(["sft", str(tmp_path / "sums.txt")], capsys)
+    assert "is not a known format" in refused(["sft", str(tmp_path / "sums.txt"), "--model", folder], capsys)
     assert "none.toml: there is no such file" in refused(["sft", "none.toml"], capsys)
-    assert "'none.jsonl': there is no such file" in refused(["sft", "none.jsonl"], capsys)
-    assert "fit.batch is 0" in refused(["sft", "--fit.batch", "0"], capsys)
+    assert "'none.jsonl': there is no such file" in refused(["sft", "none.jsonl", "--model", folder], capsys)
+    assert "fit.batch is 0" in refused(["sft", "none.jsonl", "--model", folder, "--fit.batch", "0"], capsys)
     (tmp_path / "sums.jsonl").write_text(SUMS)
     arguments = ["sft", str(tmp_path / "sums.jsonl"), "--run", str(tmp_path / "run"), "--model", folder]
     error = refused([*arguments, "--data.held-out", "0", "--fit.patience", "2"], capsys)
@@ -276,7 +288,7 @@ CHECKED = ["--sampling.max-tokens", "4", "--task.held-out", "20"]
 
 
 def test_selfcheck_prints_a_table_or_json(folder, capsys):
-    assert main(["selfcheck", "--model", folder, *CHECKED]) == 0
+    assert main(["selfcheck", "--task.type", "Arithmetic", "--model", folder, *CHECKED]) == 0
     printed = capsys.readouterr()
     assert printed.err == ""
     head, *rows, last = printed.out.splitlines()
@@ -285,7 +297,10 @@ def test_selfcheck_prints_a_table_or_json(folder, capsys):
     assert all("  yes  " in row for row in rows)
     assert last.startswith("14 checks in ")
 
-    assert main(["selfcheck", "--model", folder, "--algorithm", "gspo", "--json", *CHECKED]) == 0
+    assert (
+        main(["selfcheck", "--task.type", "Arithmetic", "--model", folder, "--algorithm", "gspo", "--json", *CHECKED])
+        == 0
+    )
     result = json.loads(capsys.readouterr().out)
     assert (result["model"], result["ok"], len(result["checks"])) == (folder, True, 14)
     assert set(result["checks"][0]) == {"name", "value", "bound", "detail", "only_warns", "ok", "warns"}
@@ -295,7 +310,7 @@ def test_selfcheck_prints_a_table_or_json(folder, capsys):
 
 def test_selfcheck_names_the_culprit(folder, capsys, monkeypatch):
     monkeypatch.setattr(Arithmetic, "reference", lambda self, problem: "\x1b[31mwrong")
-    assert main(["selfcheck", "--model", folder, *CHECKED]) == 1
+    assert main(["selfcheck", "--task.type", "Arithmetic", "--model", folder, *CHECKED]) == 1
     printed = capsys.readouterr()
     assert "14 checks" in printed.out
     assert "  NO  " in printed.out
@@ -305,8 +320,20 @@ def test_selfcheck_names_the_culprit(folder, capsys, monkeypatch):
 
 
 def test_selfcheck_refuses_what_it_cannot_load(capsys, folder):
-    assert "neither a folder nor a model" in refused(["selfcheck", "--model", "/no/such/folder"], capsys)
-    too_long = ["selfcheck", "--model", folder, "--sampling.max-tokens", "40", "--task.digits", "2100"]
+    assert "neither a folder nor a model" in refused(
+        ["selfcheck", "--task.type", "Arithmetic", "--model", "/no/such/folder"], capsys
+    )
+    too_long = [
+        "selfcheck",
+        "--task.type",
+        "Arithmetic",
+        "--model",
+        folder,
+        "--sampling.max-tokens",
+        "40",
+        "--task.digits",
+        "2100",
+    ]
     assert "the model has 4096 positions" in refused([*too_long, "--task.held-out", "1"], capsys)
 
 

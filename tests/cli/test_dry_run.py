@@ -79,6 +79,7 @@ def test_a_dry_run_refuses_as_the_run_does(dry_run, flags, said, folder, tmp_pat
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     model = [] if "--model" in flags else ["--model", folder]
+    model += [] if "--task.type" in flags else ["--task.type", "Arithmetic"]
     run = ["--dry-run"] if dry_run else ["--run", "run"]
     error = refusal(["train", *model, *flags, *run], capsys)
     assert error.startswith(f"error: {said}")
@@ -98,7 +99,9 @@ def test_a_file_with_nothing_held_out_is_refused_before_a_model_loads(dry_run, f
 @pytest.mark.parametrize("dry_run", [["--dry-run"], []])
 def test_a_policy_is_no_reward_model(dry_run, folder, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    error = refusal(["train", "--model", folder, "--reward-model", folder, *dry_run], capsys)
+    error = refusal(
+        ["train", "--task.type", "Arithmetic", "--model", folder, "--reward-model", folder, *dry_run], capsys
+    )
     assert error.startswith(f"error: path {folder!r}: no score head, so its scores would be random; train one first")
 
 
@@ -134,12 +137,12 @@ def test_a_grader_that_cannot_be_trained_with_is_refused(folder, tmp_path, capsy
 
 
 def test_a_dry_run_loads_no_weights(no_weights, folder, capsys):
-    assert main(["train", "--model", folder, "--algorithm", "ppo", "--dry-run"]) == 0
+    assert main(["train", "--task.type", "Arithmetic", "--model", folder, "--algorithm", "ppo", "--dry-run"]) == 0
     assert "value model's 1 layers" in capsys.readouterr().out
 
 
 def test_a_dry_run_as_data(folder, capsys):
-    assert main(["train", "--model", folder, "--steps", "3", "--dry-run", "--json"]) == 0
+    assert main(["train", "--task.type", "Arithmetic", "--model", folder, "--steps", "3", "--dry-run", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     facts = ["models", "bytes", "device_bytes", "fits", "peak_bytes", "step_seconds"]
     assert list(found) == ["config", "defaults", *facts, "notes"]
@@ -163,7 +166,7 @@ def fits(gib: float, flags: list[str], capsys, monkeypatch) -> list[str]:
 
 
 def test_whether_a_run_fits_is_said(folder, capsys, monkeypatch):
-    flags = ["--model", folder, "--sampling.max-tokens", "512"]
+    flags = ["--model", folder, "--task.type", "Arithmetic", "--sampling.max-tokens", "512"]
     [line] = fits(64, flags, capsys, monkeypatch)
     assert re.match(r"# fits: predicted peak 0\.\d of 63\.7 GiB; a step takes about .*s if all completions reach", line)
     no, remedy = fits(0.45, flags, capsys, monkeypatch)

@@ -42,7 +42,22 @@ def test_eval_reads_the_adapter_and_the_merged_model_alike(run: Path, tmp_path: 
     assert found["rounding"] < 1e-3
     results = []
     for model in (run, tmp_path / "whole"):
-        assert main(["eval", str(model), "--problems", "20", "--sampling.max-tokens", "8", "--json"]) == 0
+        assert (
+            main(
+                [
+                    "eval",
+                    str(model),
+                    "--task.type",
+                    "Arithmetic",
+                    "--problems",
+                    "20",
+                    "--sampling.max-tokens",
+                    "8",
+                    "--json",
+                ]
+            )
+            == 0
+        )
         results.append(json.loads(capsys.readouterr().out)["held_out/accuracy"])
     assert results[0] == results[1]
     whole = load_model(str(tmp_path / "whole"))
@@ -76,10 +91,23 @@ def test_what_cannot_be_merged_is_refused(arguments: list[str], message: str, ru
 
 def test_an_adapter_is_no_base_for_another_but_may_be_trained_whole(run: Path, tmp_path: Path, capsys):
     with pytest.raises(SystemExit):
-        main(["train", *SMALL, "--model", str(run), "--run", str(tmp_path / "second"), "--steps", "1"])
+        main(
+            [
+                "train",
+                *SMALL,
+                "--task.type",
+                "Arithmetic",
+                "--model",
+                str(run),
+                "--run",
+                str(tmp_path / "second"),
+                "--steps",
+                "1",
+            ]
+        )
     assert "adapter adds another to it: merge the first into a whole model" in capsys.readouterr().err
     arguments = [*SMALL[: SMALL.index("--adapter.type")], "--steps", "1", "--run", str(tmp_path / "whole")]
-    assert main(["train", *arguments, "--model", str(run)]) == 0
+    assert main(["train", *arguments, "--task.type", "Arithmetic", "--model", str(run)]) == 0
     assert (tmp_path / "whole/checkpoints/step-000001/model.safetensors").exists()
 
 

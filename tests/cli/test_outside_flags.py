@@ -79,7 +79,18 @@ def test_the_help_says_that_a_file_is_taken_and_shows_its_fields(here, capsys):
 
 
 def test_a_run_with_a_task_of_ones_own_trains_and_is_read_by_the_others(here, capsys):
-    flags = ["--task.type", "mine.py:Parrot", "--steps", "1", "--training.groups", "2", "--training.minibatches", "1"]
+    flags = [
+        "--model",
+        "tiny-arithmetic",
+        "--task.type",
+        "mine.py:Parrot",
+        "--steps",
+        "1",
+        "--training.groups",
+        "2",
+        "--training.minibatches",
+        "1",
+    ]
     flags += ["--training.group-size", "2", "--evaluation.problems", "2", "--run", "out"]
     assert main(["train", *flags]) == 0
     assert 'type = "mine.py:Parrot"' in (here / "out" / "config.toml").read_text()

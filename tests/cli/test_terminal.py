@@ -178,7 +178,7 @@ def test_secrets_reach_neither_disk_nor_terminal(flag, tmp_path, monkeypatch, ca
     monkeypatch.setenv("SOME_API_KEY", "CANARY-CANARY-2")
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit) as stopped:
-        main(["train", "--model", "none-there", *flag])
+        main(["train", "--task.type", "Arithmetic", "--model", "none-there", *flag])
     assert stopped.value.code == 2
     printed = capsys.readouterr()
     assert "CANARY" not in printed.out + printed.err

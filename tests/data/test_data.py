@@ -8,7 +8,18 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from proximo.data import DataFile, Example, Mistakes, Ranking, read_examples, read_rankings, read_rows, read_splits
+from proximo.data import (
+    DataFile,
+    Example,
+    Mistakes,
+    Prompt,
+    Ranking,
+    read_examples,
+    read_rankings,
+    read_rows,
+    read_splits,
+)
+from proximo.data.examples import Columns
 from proximo.data.splits import prompt_key
 
 USER, SYSTEM = {"role": "user", "content": "hi"}, {"role": "system", "content": "Be brief."}
@@ -165,7 +176,7 @@ def test_every_bad_example_is_reported(tmp_path: Path):
         {"prompt": "1+1=", "completion": "2"},
         "{not json",
         "3",
-        {"question": "1+1=", "completion": "2"},
+        {"asked": "1+1=", "completion": "2"},
         {"prompt": "1+1="},
         {"prompt": "", "completion": "2"},
         {"prompt": [{"role": "user"}], "completion": "2"},
@@ -182,7 +193,7 @@ def test_every_bad_example_is_reported(tmp_path: Path):
     beginnings = [
         "2: not JSON, Expecting property name enclosed in double quotes at column 2",
         "3: 3 is not an object with columns",
-        "4: no column 'prompt' or 'messages', only question, completion",
+        "4: no column 'prompt' or 'messages', only asked, completion: choose with",
         "5: no column 'completion', only prompt",
         '6: the prompt is "": give a text, or a list of messages with role and cont',
         '7: the prompt is [{"role": "user"}]: give a text, or a list of messages wi',
@@ -197,6 +208,52 @@ def test_every_bad_example_is_reported(tmp_path: Path):
         "16: not JSON, a text has half of a surrogate pair, \\ud800: remove it",
     ]
     assert_said(read_examples, rows, tmp_path / "x.jsonl", beginnings)
+
+
+def read(tmp_path: Path, *rows: dict, **options: Any) -> list[tuple[Prompt, str]]:
+    mistakes = Mistakes()
+    found = read_examples(written(tmp_path / "x.jsonl", list(rows)), mistakes, **options)
+    mistakes.refuse("bad rows:")
+    return [(each.prompt, each.completion) for each in found]
+
+
+def test_chats_with_their_prompt_beside_them(tmp_path: Path):
+    """UltraChat's shape: the prompt once more, an id, and the messages."""
+    row = {"prompt": "hi", "prompt_id": "a1", "messages": [USER, REPLY, AGAIN, BYE]}
+    assert read(tmp_path, row) == [((USER,), REPLY["content"]), ((USER, REPLY, AGAIN), BYE["content"])]
+
+
+def test_conversations_of_sharegpt(tmp_path: Path):
+    turns = [{"from": "human", "value": "hi"}, {"from": "gpt", "value": "hello"}]
+    user = {"role": "user", "content": "hi"}
+    system = {"role": "system", "content": "Be brief."}
+    assert read(tmp_path, {"id": "1", "conversations": turns}) == [((user,), "hello")]
+    assert read(tmp_path, {"conversations": turns, "system": "Be brief."}) == [((system, user), "hello")]
+    with pytest.raises(ValueError, match='a turn is from "narrator": give one of system, user, human'):
+        read(tmp_path, {"conversations": [{"from": "narrator", "value": "x"}, *turns]})
+
+
+def test_instructions_of_alpaca(tmp_path: Path):
+    row = {"instruction": "Add.", "input": "1 and 2", "output": "3", "text": "Below is an instruction"}
+    asked = "### Instruction:\nAdd.\n\n### Input:\n1 and 2\n\n### Response:\n"
+    assert read(tmp_path, row) == [(asked, "3")]
+    assert read(tmp_path, row, chat=True) == [(({"role": "user", "content": "Add.\n\n1 and 2"},), "3")]
+    bare = {"instruction": "Add.", "input": "", "output": "3"}
+    assert read(tmp_path, bare, chat=True) == [(({"role": "user", "content": "Add."},), "3")]
+
+
+def test_a_question_is_a_users_message_where_there_is_a_template(tmp_path: Path):
+    row = {"question": "1+1?", "answer": "2"}
+    assert read(tmp_path, row) == [("1+1?", "2")]
+    assert read(tmp_path, row, chat=True) == [(({"role": "user", "content": "1+1?"},), "2")]
+    assert read(tmp_path, {"prompt": "1+1?", "response": "2"}, chat=True) == [("1+1?", "2")]
+
+
+def test_columns_are_chosen_where_there_are_two(tmp_path: Path):
+    row = {"problem": "1+1?", "solution": "1 and 1 make 2", "answer": "2", "mine": "two"}
+    with pytest.raises(ValueError, match="the completion may be in answer or solution: choose with `prompt_column="):
+        read(tmp_path, row)
+    assert read(tmp_path, row, columns=Columns("problem", "mine")) == [("1+1?", "two")]
 
 
 # Rankings.

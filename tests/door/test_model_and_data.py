@@ -40,8 +40,9 @@ def test_the_config_is_the_command_lines(algorithm: str, steps: int | None, caps
     assert toml.plain(config) == planned(capsys, *flags)
 
 
-def test_a_model_alone_gets_the_demos_task_as_on_the_command_line(capsys):
-    assert toml.plain(proximo.config_for(Path(MODEL), quiet=True)) == planned(capsys, "--model", MODEL)
+def test_a_model_and_a_task_are_the_command_lines(capsys):
+    config = proximo.config_for(Path(MODEL), data=Arithmetic(), quiet=True)
+    assert toml.plain(config) == planned(capsys, "--model", MODEL, "--task.type", "Arithmetic")
 
 
 def test_rows_train_and_the_lines_say_what_was_chosen_and_why(capsys):
@@ -85,7 +86,7 @@ def test_config_for_says_its_choices_unless_quiet(capsys):
     assert config.task == Arithmetic(digits=1, held_out=4)
     assert config.training.learning_rate == 2e-4
     assert "as a LoRA adapter is trained" in capsys.readouterr().err
-    proximo.config_for(MODEL, quiet=True)
+    proximo.config_for(MODEL, data=Arithmetic(), quiet=True)
     assert capsys.readouterr().err == ""
 
 
@@ -133,9 +134,9 @@ def test_what_is_given_takes_the_place_of_a_configs_own():
     [
         (lambda: proximo.train(7), TypeError, "config is 7: give a model's folder or name, or a RunConfig"),  # pyright: ignore
         (lambda: proximo.train("no/model", data=ROWS), ValueError, "no/model"),
-        (lambda: proximo.config_for(MODEL, algorithm=7), TypeError, "algorithm is 7: give a name such as 'dapo'"),  # pyright: ignore
-        (lambda: proximo.config_for(MODEL, algorithm="dappo"), ValueError, "no algorithm is called 'dappo'; there are"),
-        (lambda: proximo.config_for(MODEL, evaluation_data=ROWS), ValueError, "evaluation_data goes with data"),
+        (lambda: proximo.config_for(MODEL, data=ROWS, algorithm=7), TypeError, "algorithm is 7: give a name"),  # pyright: ignore
+        (lambda: proximo.config_for(MODEL, data=ROWS, algorithm="dappo"), ValueError, "no algorithm is called 'dappo'"),
+        (lambda: proximo.train(small(), evaluation_data=ROWS), ValueError, "evaluation_data goes with data"),
         (
             lambda: proximo.train(MODEL, data=Arithmetic(), evaluation_data=ROWS),
             ValueError,

@@ -47,7 +47,7 @@ def test_a_whole_config_has_its_own_model(pairs: str, tmp_path: Path):
 def test_bad_rows_are_refused_before_a_folder_is_made(tmp_path: Path):
     (tmp_path / "bad.jsonl").write_text('{"prompt": "x"}\n')
     with pytest.raises(ValueError, match="bad.jsonl"):
-        proximo.sft(tmp_path / "bad.jsonl", tmp_path / "run", quiet=True)
+        proximo.sft(tmp_path / "bad.jsonl", tmp_path / "run", model="tiny-arithmetic", quiet=True)
     assert not (tmp_path / "run").exists()
 
 
@@ -83,7 +83,7 @@ def test_a_stage_is_tracked_while_it_runs_and_sent_afterwards(pairs: str, tmp_pa
     assert rows[-1][0] == "close"
     assert sent.items == len(rows) - 1
     with pytest.raises(ValueError, match="nothing"):
-        proximo.sft(pairs, tmp_path / "third", track=["nothing"])
+        proximo.sft(pairs, tmp_path / "third", model="tiny-arithmetic", track=["nothing"])
 
 
 # evaluate

@@ -62,6 +62,8 @@ Train language models by reinforcement learning, and see what each update did.
                        train algorithms or configs with several seeds and an equal budget; report what is noise
   proximo study [NAME] [--quick] [--processes N] [--out DIR] [--minutes N] [--dry-run]
                        test a published claim with paired seeds and controls; without NAME, list all with their state
+  proximo resume RUN [--steps N --allow-change steps] [--field VALUE ...]
+                       go on with a run that ended early, with its own config
   proximo fork RUN [--at STEP] [--algorithm NAME] [--run DIR] [--field VALUE ...]
                        continue a run from one of its checkpoints in another folder, with something changed
   proximo doctor [RUN]
@@ -92,7 +94,7 @@ STAGES = ("sft", "reward-model", "dpo")
 """Commands that train on files."""
 OUTSIDE = ("init", "job", "rate", "serve", "tasks")
 """Commands whose files are next to this one."""
-RESULTS = ("fork", "track", "export", "study", "watch")
+RESULTS = ("resume", "fork", "track", "export", "study", "watch")
 """Commands on what a run has written."""
 CHAINS = ("iterate",)
 """Commands that train several runs in turn."""
@@ -177,7 +179,9 @@ def _answer(arguments: list[str], *, owns_process: bool) -> int:
         refuse(str(error))
     except KeyboardInterrupt:
         kept = (
-            "; what was written so far is in the run folder" if command in ("train", "fork", *CHAINS, *STAGES) else ""
+            "; what was written so far is in the run folder"
+            if command in ("train", "resume", "fork", *CHAINS, *STAGES)
+            else ""
         )
         print(f"interrupted{kept}", file=sys.stderr)
         return 130

@@ -1,7 +1,7 @@
 """The config that a command line names: a preset or a file, an algorithm, a reward model."""
 
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from proximo.cli.flags import (
     read_number,
     refuse,
     said_later,
+    say,
     take,
     take_number,
     with_pieces,
@@ -33,12 +34,16 @@ from proximo.training.old_names import load_run
 from proximo.training.pipeline import PipelineConfig
 from proximo.training.reward_mix import RewardModel
 
+DEMO = f"the demo: sums of two numbers with {ARITHMETIC.model}; for your own, give --model MODEL --data DATA"
+NAMES = {"model": ("--model",), "data": ("--data", "--task", "--task.type")}
+"""Flags, and a file's keys as such, that name what is trained, and on what."""
+
 
 def base_config(arguments: list[str], default: RunConfig = ARITHMETIC) -> RunConfig:
     """The preset or file that comes first, with the algorithm and reward model that are named; all are taken."""
     name, judge = take(arguments, "--algorithm"), take(arguments, "--reward-model")
     given = bool(arguments) and not arguments[0].startswith("-")
-    config = preset_or_file(arguments.pop(0)) if given else default
+    config = preset_or_file(arguments.pop(0), arguments) if given else default
     config = _with_weight(config, arguments)
     if name is not None:
         config = with_named(config, named_algorithm("--algorithm", name).value, arguments)
@@ -53,14 +58,19 @@ def run_config(
     arguments: list[str], *, prog: str, usage: str, description: str, help_more: str, skip_bad: bool = False
 ) -> tuple[RunConfig, list[Default]]:
     """The run that a command line describes, and the defaults in it that were chosen for its model and data."""
+    is_demo = not asks_for_help(arguments) and not _named(arguments)
     base, defaults = suited_base(arguments, prog=prog, skip_bad=skip_bad)
     config = changed(base, arguments, prog=prog, usage=usage, description=description, help_more=help_more)
+    if is_demo:
+        say(DEMO)
     return _skipping(config, skip_bad), kept(config, defaults)
 
 
 def suited_base(arguments: list[str], *, prog: str, skip_bad: bool = False) -> tuple[RunConfig, list[Default]]:
     """What flags are applied to: a preset or a file, or if the flags name a model or data, a config with defaults for
     those, which are returned too. What names the config is taken from the arguments."""
+    if not asks_for_help(arguments) and (not arguments or arguments[0].startswith("-")):
+        refuse_half(prog, _named(arguments))
     if not _names_own(arguments):
         return base_config(arguments), []
     base = base_config(arguments, OWN)
@@ -78,7 +88,32 @@ def _names_own(arguments: Sequence[str]) -> bool:
     """Whether the flags name a model or data, and no preset or file comes first: the demo's settings would not suit."""
     if arguments and not arguments[0].startswith("-"):
         return False
-    return bool({"--model", "--data", "--task.type"} & {each.partition("=")[0] for each in arguments})
+    return bool(_named(arguments))
+
+
+def flag_names(arguments: Sequence[str]) -> list[str]:
+    """The names of the flags that are given, such as --model."""
+    return [each.partition("=")[0] for each in arguments if each.startswith("--")]
+
+
+def _named(arguments: Sequence[str]) -> set[str]:
+    """Which of a model and data the arguments name, by flags, a preset or a file."""
+    first = arguments[0] if arguments and not arguments[0].startswith("-") else ""
+    if first and not first.endswith(".toml"):
+        return set(NAMES)
+    known = {*flag_names(arguments), *(f"--{key}" for key in file_tables(first))}
+    return {what for what, names in NAMES.items() if not known.isdisjoint(names)}
+
+
+def refuse_half(source: str, named: Collection[str]) -> None:
+    """Refuse a model without data, or data without a model: the demo's would silently take its place."""
+    if named == {"data"}:
+        refuse(f"{source} has data and no model: give --model MODEL; the demo's is --model {ARITHMETIC.model}")
+    if named == {"model"}:
+        refuse(
+            f"{source} has a model and no data: give --data DATA, or a task, --task.type NAME; the demo's is "
+            f"--task.type {type(ARITHMETIC.task).__name__}"
+        )
 
 
 def _skipping(config: RunConfig, skip_bad: bool) -> RunConfig:
@@ -155,13 +190,17 @@ def _is_stage(flag: str) -> bool:
     return flag.startswith("--algorithm.") and not flag.endswith(".add")
 
 
-def preset_or_file(name: str) -> RunConfig:
+def preset_or_file(name: str, flags: Sequence[str] = ()) -> RunConfig:
+    """The config that a name or a file stands for. `flags` may name what a file leaves out, a model or data."""
     if name.endswith(".toml"):
         try:
             with said_later():
-                return load_run(name)
+                config = load_run(name)
         except ValueError as error:
             refuse(str(error))
+        if not asks_for_help(flags):
+            refuse_half(name, _named([name, *flags]))
+        return config
     found = preset(name)
     if found is None:
         names = [preset.name for preset in PRESETS]
@@ -186,6 +225,14 @@ def algorithm_file(name: str) -> Algorithm:
         is_run = False  # toml.load says what is wrong
     with said_later():
         return load_run(name, load).algorithm if is_run else toml.load(name, Algorithm, load)
+
+
+def file_tables(path: str) -> list[str]:
+    """The keys at the top of a TOML file; none of one that cannot be read, which is refused where it is loaded."""
+    try:
+        return list(tomllib.loads(read_file(without_links(Path(path)), toml.MAX_BYTES).decode("utf-8-sig")))
+    except (OSError, ValueError, RecursionError):
+        return []
 
 
 def preset(name: str) -> RunConfig | PipelineConfig | None:

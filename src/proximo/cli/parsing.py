@@ -6,9 +6,10 @@ import re
 from collections.abc import Container, Iterator, Sequence
 from contextlib import redirect_stderr
 from dataclasses import is_dataclass
+from types import NoneType
 from typing import Any, TypeVar
 
-from proximo.pieces import choices, classes, given_fields, is_choice
+from proximo.pieces import choices, classes, given_fields, is_choice, union_members
 
 Value = TypeVar("Value")
 
@@ -64,10 +65,20 @@ def _named(flags: Sequence[str]) -> set[str]:
 
 
 def _with_switches(default: object, flags: Sequence[str]) -> list[str]:
-    """`--a.b True` and `--a.b False` as the switches `--a.b` and `--a.no-b`, which is what tyro reads."""
-    switches = {name for name, (_, _, kind) in _flags(default, "--") if kind is bool}
+    """`--a.b True` and `--a.b False` as the switches `--a.b` and `--a.no-b`, which is what tyro reads; of a switch that
+    may be undecided the other way round."""
+    kinds = {name: kind for name, (_, _, kind) in _flags(default, "--")}
+    switches = {name for name, kind in kinds.items() if kind is bool}
+    undecided = {name for name, kind in kinds.items() if {bool, NoneType} == {*union_members(kind)}}
     given, found = [part for flag in flags for part in _halves(flag, switches)], []
-    for flag in given:
+    for number, flag in enumerate(given):
+        name, following = flag.replace("_", "-"), given[number + 1 : number + 2]
+        if name in undecided and not (following and following[0].lower() in ("true", "false", "none")):
+            found += [flag, "True"]
+            continue
+        if (positive := _positive(name)) in undecided:
+            found += [positive, "False"]
+            continue
         before = found[-1].replace("_", "-") if found else ""
         if before in switches and flag.lower() in ("true", "false"):
             table, dot, field = before.rpartition(".")
@@ -76,6 +87,12 @@ def _with_switches(default: object, flags: Sequence[str]) -> list[str]:
         else:
             found.append(flag)
     return found
+
+
+def _positive(flag: str) -> str:
+    """Example: _positive("--task.no-chat") == "--task.chat"."""
+    table, _, field = flag.removeprefix("--").rpartition(".")
+    return f"--{table}{'.' * bool(table)}{field.removeprefix('no-')}" if field.startswith("no-") else ""
 
 
 def _halves(flag: str, switches: Container[str]) -> list[str]:

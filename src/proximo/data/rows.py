@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeGuard
+from typing import Any, Literal, TypeGuard
 
 from proximo.data.formats import read_file
 from proximo.data.locating import data_files
@@ -112,7 +112,9 @@ class DataFile:
     held_out: float | str = 0.1
     """Held-out data: a share of the prompts, chosen by hash, or the path of a separate file."""
     max_tokens: int = 2048
-    """Maximum tokens of prompt and completion together; a longer row is a bad row."""
+    """Maximum tokens of prompt and completion together."""
+    too_long: Literal["leave_out", "cut"] | None = None
+    """What becomes of a longer row: it is left out, or its completion is cut off. None: it is a bad row."""
     skip_bad: bool = False
     """Whether to skip and count bad rows instead of refusing the file."""
 

@@ -18,8 +18,10 @@ from proximo.environments import EnvironmentOptions, SingleTurn, played
 from proximo.evaluation.results import ModelResult
 from proximo.insight.folder import RunFolder
 from proximo.models import Precision, load_tokenizer
+from proximo.models.loading import read_config
 from proximo.models.shipped import resolve
 from proximo.pieces import classes, missing_members
+from proximo.presets import PRESETS
 from proximo.rewards.grading import grading
 from proximo.samplers import SamplingOptions
 from proximo.samplers.embedded import local_sampler
@@ -84,7 +86,7 @@ def evaluate(
     """Held-out accuracy of a model, with its 95 % interval; what `proximo eval` does.
 
     What is not given is as the run evaluated itself, where `model` is a run's folder or one of its checkpoints, and
-    else the default of `proximo eval --help`.
+    else the default of `proximo eval --help`; the task has no default then, but for a model that ships.
 
     task      whose held-out problems are asked; or the name of one that needs no options, such as "arithmetic"
     problems  how many of them, each once
@@ -101,6 +103,8 @@ def evaluate(
     refuse_kind("model", model, (str, Path), "a folder, a run's folder or a hub id")
     tell = keep_quiet if quiet else say
     config, source = own_evaluation(str(model))
+    if source is None and task is None:
+        config, source = shipped_evaluation(str(model))
     given: dict[str, Any] = {
         "task": None if task is None else _task(task),
         "problems": problems,
@@ -197,8 +201,29 @@ def own_evaluation(name: str) -> tuple[EvalConfig, str | None]:
     if found is None:
         return EvalConfig(), None
     config, file = found
-    line = f"settings from {file}: {task_name(config.task)}, {config.sampling.max_tokens} tokens at most"
-    own = EvalConfig(
+    return _as_evaluated(config), _settings(str(file), config)
+
+
+def shipped_evaluation(name: str) -> tuple[EvalConfig, str]:
+    """As the preset of a model that ships evaluates it, with a line that says so; another model's task has to be
+    named."""
+    preset = next((each for each in PRESETS if isinstance(each.config, RunConfig) and each.config.model == name), None)
+    if preset is None:
+        read_config(resolve(name))  # one that is not there is told so
+        raise ValueError(
+            f"{name} brings no problems of its own, as a run of train does: give `data=FILE` or `task.type=NAME`"
+        )
+    assert isinstance(preset.config, RunConfig)
+    return _as_evaluated(preset.config), _settings(f"the preset {preset.name}", preset.config)
+
+
+def _settings(source: str, config: RunConfig) -> str:
+    return f"settings from {source}: {task_name(config.task)}, {config.sampling.max_tokens} tokens at most"
+
+
+def _as_evaluated(config: RunConfig) -> EvalConfig:
+    """How a run of this config evaluates its model."""
+    return EvalConfig(
         task=config.task,
         rewards=config.rewards,
         sampling=config.sampling,
@@ -209,7 +234,6 @@ def own_evaluation(name: str) -> tuple[EvalConfig, str | None]:
         environment=config.environment,
         seed=config.seed,
     )
-    return own, line
 
 
 def task_name(task: TaskOptions) -> str:

@@ -43,7 +43,7 @@ def sft(
     """Fine-tune on a file's completions, or on a task's reference answers; what `proximo sft` does.
 
     `data` is a data file, or a whole SftConfig. `model` is where to start, for a file: a folder, a run's
-    folder or a hub id; None: a new tiny model. The other arguments are those of `proximo.train`.
+    folder or a hub id. The other arguments are those of `proximo.train`.
 
     Example:
         fitted = proximo.sft("chats.jsonl", "runs/sft", model="runs/base")
@@ -110,8 +110,9 @@ def _config(data: Config | PathLike, default: Config, model: str | None) -> Conf
         if model is not None:
             raise ValueError(f"model is {model!r}, and a whole config is given, which has its own: set config.model")
         return data
-    config = replace(default, data=DataFile(str(data)))
-    return config if model is None else replace(config, model=model)
+    if model is None:
+        raise ValueError(f"model is not given: name the model to start from, or give a whole {type(default).__name__}")
+    return replace(default, data=DataFile(str(data)), model=model)
 
 
 def _fitted(

@@ -83,7 +83,7 @@ def train(
                       everything that decides the run's numbers; `proximo.presets` has some that work
     run               the run folder; None: runs/ALGORITHM-DATE
     data, evaluation_data   what to train and evaluate on: as `proximo.task_of` takes it, or a task. It takes the place
-                      of a RunConfig's task; for a model alone, None is the demo's sums
+                      of a RunConfig's task, and has to be given for a model
     rewards           what is rewarded, in the place of the task's verdict: functions as TRL, verl or verifiers call
                       them, each alone or as (f, weight). One that a module or file holds runs in a process of its
                       own; a lambda or a notebook's function runs in this process, and a resume needs it again
@@ -106,7 +106,7 @@ def train(
         proximo.train(replace(proximo.presets.ARITHMETIC, algorithm=proximo.DAPO, steps=20), "runs/demo")
     """
     refuse_kind("config", config, (RunConfig, str, Path), f"a model's folder or name, or {CONFIG}")
-    base = config if isinstance(config, RunConfig) else replace(OWN, model=str(config))
+    base = config if isinstance(config, RunConfig) else _own(config, data)
     played = given_environment(environment, tools, max_turns)
     base = _given(base, data, evaluation_data, rewards, algorithm, steps, quiet, played)
     chosen = () if isinstance(config, RunConfig) else defaults_for(base, facts_of(base))
@@ -178,12 +178,21 @@ def config_for(
         config = replace(config, sampling=replace(config.sampling, max_tokens=16))
     """
     refuse_kind("model", model, (str, Path), "a folder, a hub id, or the name of a model that ships with Proximo")
-    base = replace(OWN, model=str(model), adapter=adapter)
+    base = replace(_own(model, data), adapter=adapter)
     base = _given(base, data, evaluation_data, rewards, algorithm, steps, quiet)
     chosen = defaults_for(base, facts_of(base))
     for line in () if quiet else listed(chosen, CHANGED):
         say(line)
     return with_defaults(base, chosen)
+
+
+def _own(model: str | Path, data: Any) -> RunConfig:
+    """Where the config of a model begins; data have to be given with it."""
+    if data is None:
+        raise ValueError(
+            f"data is not given: name what {model} is trained on, a file, rows, or a task such as proximo.Arithmetic()"
+        )
+    return replace(OWN, model=str(model))
 
 
 def _given(

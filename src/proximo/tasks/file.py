@@ -45,8 +45,9 @@ class File:
     Empty: the prompt column as it is."""
     system: str = ""
     """System prompt, put before each prompt as a message of its own. Empty: none."""
-    chat: bool = False
-    """Whether a prompt that is text is asked as a user's message, in the model's chat template."""
+    chat: bool | None = None
+    """Whether the prompt is asked in the model's chat template, a text as a user's message; False: messages as their
+    texts, without a template. None: messages in the template, texts as they are."""
     chat_template_kwargs: Mapping[str, bool | int | float | str] = field(default_factory=dict)
     """Arguments of the chat template, such as enable_thinking."""
 

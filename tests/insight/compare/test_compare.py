@@ -140,7 +140,18 @@ def resume(config: RunConfig, folder: Path) -> None:
 
 
 def test_the_command_line_knows_the_budget(policy, tmp_path, capsys):
-    flags = ["--model", policy, "--training.groups", "4", "--evaluation.problems", "8", "--max-generated-tokens", "100"]
+    flags = [
+        "--model",
+        policy,
+        "--task.type",
+        "Arithmetic",
+        "--training.groups",
+        "4",
+        "--evaluation.problems",
+        "8",
+        "--max-generated-tokens",
+        "100",
+    ]
     assert main(["train", *flags, "--dry-run"]) == 0
     printed = capsys.readouterr().out
     assert "max_generated_tokens = 100" in printed
@@ -239,7 +250,7 @@ REFUSED = [
     (["five", "--tokens", "9999", "--updates", "8"], "give one of them"),
     (["--algorithms", "grpo,gropo"], "--algorithms gropo: no algorithm is called so, the nearest is 'grpo'"),
     (["--algorithms", "grpo,rloo"], "no budget in common"),  # one update a step is its definition
-    (["--algorithms", "grpo,gspo", "--model", "nowhere/at-all"], "nowhere/at-all"),
+    (["--algorithms", "grpo,gspo", "--task.type", "Arithmetic", "--model", "nowhere/at-all"], "nowhere/at-all"),
     (["five", "--steps", "3"], "--steps: a comparison's runs end with its budget, give --updates N or --tokens N"),
     (
         ["--algorithms", "grpo,gspo", "--tokens", "9999", "--max-generated-tokens=9"],

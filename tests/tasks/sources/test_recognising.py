@@ -59,9 +59,8 @@ def test_shapes_are_recognised_and_said(shape: str, tmp_path: Path):
     row, prompt, answer, reward, words = SHAPES[shape]
     path = written(tmp_path, [row] * 3)
     task, line = recognise(path, chat=True)
-    assert task == File(
-        path, prompt_column=prompt, answer_columns=(answer,), reward=reward, chat=prompt in ("question", "problem")
-    )
+    asked = prompt in ("question", "problem") if isinstance(row[prompt], str) else None
+    assert task == File(path, prompt_column=prompt, answer_columns=(answer,), reward=reward, chat=asked)
     assert line.startswith(f"data {path}: 3 rows, {shape} shape: prompt in {prompt}, answer in {answer}")
     assert words in line
     assert "\n" not in line
@@ -235,6 +234,11 @@ def test_templates_system_prompts_and_chat(tmp_path: Path):
     conversation = {"messages": [user, {"role": "assistant", "content": "12"}], "answer": "12"}
     assert asked(tmp_path, conversation, prompt_column="messages") == (user,)
     assert asked(tmp_path, conversation, prompt_column="messages", system="Be brief.") == (system, user)
+    # Without a chat template, what is said is asked as it is.
+    plain = asked(tmp_path, conversation, prompt_column="messages", system="Be brief.", chat=False)
+    assert plain == "Be brief.\n\n7+5?"
+    assert asked(tmp_path, {"prompt": [user], "answer": "12"}, chat=False) == "7+5?"
+    assert asked(tmp_path, row, system="Be brief.", chat=False) == "Be brief.\n\n7+5?"
     nested = {"extra": {"prompt": [user]}, "answer": "12"}
     assert asked(tmp_path, nested, prompt_column="extra.prompt") == (user,)
     own = File("x.jsonl", template="{prompt}=", system="Be brief.", chat_template_kwargs={"enable_thinking": False})
@@ -259,3 +263,13 @@ def test_templates_that_cannot_be_meant(fields: dict[str, Any], line: str, tmp_p
     with pytest.raises(ValueError, match="task") as told:
         asked(tmp_path, row, **fields)
     assert line in str(told.value)
+
+
+def test_no_chat_is_obeyed_for_messages(tmp_path: Path):
+    row = {"prompt": [{"role": "user", "content": "A conversation. User: 7+5?\nAssistant: <think>"}], "answer": "12"}
+    path = written(tmp_path, [row] * 3)
+    task, line = recognise(path, Chosen(chat=False, held_out=0.0), chat=True)
+    assert task.problem(0, "train", 0).prompt == row["prompt"][0]["content"]
+    assert "without a chat template" in line
+    for chosen in (Chosen(held_out=0.0), Chosen(held_out=0.0, chat=True)):
+        assert recognise(path, chosen, chat=True)[0].problem(0, "train", 0).prompt == tuple(row["prompt"])

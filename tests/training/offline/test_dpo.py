@@ -402,7 +402,7 @@ def test_bad_data_is_refused_before_a_model_is_loaded(tmp_path, monkeypatch, cap
     bad = tmp_path / "bad.jsonl"
     bad.write_text('{"prompt": "p", "chosen": "a", "rejected": "a"}\n{"prompt": "p", "chosen": "a"}\n')
     with pytest.raises(SystemExit) as stopped:
-        main(["dpo", str(bad), "--run", str(tmp_path / "run")])
+        main(["dpo", str(bad), "--model", "tiny-arithmetic", "--run", str(tmp_path / "run")])
     assert stopped.value.code == 2
     said = capsys.readouterr().err
     assert "bad.jsonl:1: chosen and rejected are equal" in said

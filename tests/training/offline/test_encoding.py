@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerBase
 
 from proximo.data import DataFile, Example, Mistakes, Ranking, read_examples, read_rankings
 from proximo.models import prompt_tokens, tiny_model, tiny_tokenizer
-from proximo.training.offline.encoding import Encoded, completion_tokens, encode, prepare, to_rows
+from proximo.training.offline.encoding import Encoded, Limit, completion_tokens, encode, prepare, to_rows
 from proximo.training.runfolder.log import RunLog
 
 TINY = tiny_tokenizer()
@@ -173,7 +173,7 @@ def test_a_tokenizer_without_an_end_is_refused_once():
     tokenizer = tiny_tokenizer()
     tokenizer.eos_token = None
     with pytest.raises(ValueError, match="no end-of-sequence token"):
-        encode(tokenizer, [Example("x", "a", "b")], 10, Mistakes())
+        encode(tokenizer, [Example("x", "a", "b")], Limit(10), Mistakes())
 
 
 # EncodedRows.
@@ -188,7 +188,7 @@ def test_what_is_too_long_is_told():
         Ranking("x:5", "12+7=", ("1", "190")),
     ]
     mistakes = Mistakes()
-    assert [item.place for item in encode(TINY, items, 8, mistakes)] == ["x:1", "x:4"]
+    assert [item.place for item in encode(TINY, items, Limit(8), mistakes)] == ["x:1", "x:4"]
     assert [line[:52] for line in str(mistakes).splitlines()] == [
         "x:2: prompt and completion have 9 tokens, and data.m",
         "x:3: the prompt alone has 8 tokens, and data.max_tok",
@@ -204,10 +204,10 @@ def test_what_a_tokenizer_refuses_is_told():
     bare = tiny_tokenizer()
     bare.chat_template = None
     mistakes = Mistakes()
-    assert encode(strict, [Example("x:1", ({"role": "system", "content": "a"},), "b")], 99, mistakes) == []
-    assert encode(bare, [Example("x:2", HI, "b")], 99, mistakes) == []
+    assert encode(strict, [Example("x:1", ({"role": "system", "content": "a"},), "b")], Limit(99), mistakes) == []
+    assert encode(bare, [Example("x:2", HI, "b")], Limit(99), mistakes) == []
     # Two characters that this vocabulary does not know.
-    assert encode(TINY, [Ranking("x:3", "a", ("é", "è"))], 99, mistakes) == []
+    assert encode(TINY, [Ranking("x:3", "a", ("é", "è"))], Limit(99), mistakes) == []
     assert str(mistakes).splitlines() == [
         "x:1: the chat template refuses it: begin with the user",
         "x:2: prompt is a conversation, but the tokenizer has no chat template: give the prompt as text",
@@ -287,3 +287,22 @@ def test_a_row_must_fit_into_the_model(tmp_path: Path):
     model.config.max_position_embeddings = 31
     with pytest.raises(ValueError, match="allows 32 tokens, but the model has 31 positions: set it to 31"):
         prepared.check_room(model)
+
+
+def test_rows_that_are_too_long_are_refused_left_out_or_cut(tmp_path):
+    rows = [{"prompt": "1+1=", "completion": "2"}, {"prompt": "1+1=", "completion": "2" * 20}]
+    (tmp_path / "x.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    def prepared(**options):
+        data = DataFile(str(tmp_path / "x.jsonl"), held_out=0.0, max_tokens=10, **options)
+        return prepare(data, read_examples, TINY)
+
+    with pytest.raises(ValueError, match="x.jsonl:2: prompt and completion have 25 tokens.*data.too_long=cut"):
+        prepared()
+    assert [len(each.completions[0]) for each in prepared(too_long="leave_out").train] == [2]
+    cut = prepared(too_long="cut")
+    assert [len(each.completions[0]) for each in cut.train] == [2, 6]
+    assert cut.train[1].completions[0] == tuple(TINY.encode("222222", add_special_tokens=False))
+    said: list[str] = []
+    cut.report(RunLog(tmp_path, 1, ""), said.append)
+    assert said == ["2 to train on, 0 held out, 1 cut at 10 tokens"]

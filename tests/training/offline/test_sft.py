@@ -18,7 +18,7 @@ from proximo.models.shipped import resolve
 from proximo.rewards import FormatReward
 from proximo.tasks import Arithmetic, File
 from proximo.training.offline import sft as module
-from proximo.training.offline.encoding import Encoded, encode, prepare
+from proximo.training.offline.encoding import Encoded, Limit, encode, prepare
 from proximo.training.offline.fitting import FitOptions
 from proximo.training.offline.sft import References, SftConfig, Supervised, reference_examples, sft
 from tests.models.test_scoring import exact
@@ -236,7 +236,7 @@ def test_values_out_of_range():
     with pytest.raises(ValueError, match="data.examples is 0"):
         References(examples=0)
     mistakes = Mistakes()
-    assert encode(TINY, reference_examples(Arithmetic(held_out=10), "held_out", None, 0), 99, mistakes)
+    assert encode(TINY, reference_examples(Arithmetic(held_out=10), "held_out", None, 0), Limit(99), mistakes)
     assert not mistakes
 
 

@@ -111,7 +111,19 @@ def test_models_in_memory_are_those_that_are_announced(algorithm, value, roles, 
 
 
 def test_a_reward_model_is_counted_and_printed(policy, judge, capsys):
-    flags = ["--model", policy, "--reward-model", judge, "--rewards.task", "0", "--algorithm", "ppo", "--dry-run"]
+    flags = [
+        "--model",
+        policy,
+        "--task.type",
+        "Arithmetic",
+        "--reward-model",
+        judge,
+        "--rewards.task",
+        "0",
+        "--algorithm",
+        "ppo",
+        "--dry-run",
+    ]
     assert main(["train", *flags]) == 0
     printed = capsys.readouterr().out
     assert "# models in memory: 4: policy (" in printed
@@ -284,14 +296,16 @@ def test_a_flag_puts_another_piece_in_a_field(capsys, tmp_path):
     assert toml.dumps(found.algorithm.gate).splitlines()[:2] == ["tau_pos = 1.0", "tau_neg = 1.5"]
     file = tmp_path / "x.jsonl"
     file.write_text("".join(f'{{"prompt": "{i}+1=", "answer": "{i + 1}"}}\n' for i in range(40)))
-    task = dry_run(capsys, "--task.type", "File", "--task.path", str(file), "--task.held-out", "0.2").task
+    task = dry_run(
+        capsys, "--model", "tiny-arithmetic", "--task.type", "File", "--task.path", str(file), "--task.held-out", "0.2"
+    ).task
     assert toml.dumps(task).startswith(f'path = "{file}"')
 
 
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--task.type", "Nope"], "--task.type Nope: give one of Arithmetic, Countdown"),
+        (["--model", "tiny-arithmetic", "--task.type", "Nope"], "--task.type Nope: give one of Arithmetic, Countdown"),
         (["--tusk.type", "Echo"], "RunConfig has no field tusk, the nearest is 'task'"),
         (
             ["--steps.type", "Echo"],
@@ -301,7 +315,7 @@ def test_a_flag_puts_another_piece_in_a_field(capsys, tmp_path):
             ["--rewards.rules.add", "x"],
             "--rewards.rules.add x: give one of ExactMatch",
         ),
-        (["--task.type", "File"], "--task.type File needs --task.path"),
+        (["--model", "tiny-arithmetic", "--task.type", "File"], "--task.type File needs --task.path"),
     ],
 )
 def test_a_wrong_piece_is_one_clear_error(flags, message, capsys):
@@ -436,7 +450,18 @@ def test_prompts_that_do_not_fit_are_named_before_a_model_loads_or_left_out(poli
 
 
 def test_selfcheck_refuses_what_the_run_would(policy, capsys):
-    flags = ["--model", policy, "--algorithm", "ppo", "--value.form.type", "OwnLayers", "--value.form.layers", "9"]
+    flags = [
+        "--model",
+        policy,
+        "--task.type",
+        "Arithmetic",
+        "--algorithm",
+        "ppo",
+        "--value.form.type",
+        "OwnLayers",
+        "--value.form.layers",
+        "9",
+    ]
     with pytest.raises(SystemExit) as stopped:
         main(["selfcheck", *flags, "--task.held-out", "8"])
     assert stopped.value.code == 2

@@ -633,7 +633,7 @@ def test_a_finished_run_says_its_result_again(tmp_path, capsys):
 
 def test_a_folder_that_is_refused_is_not_left_behind(tmp_path, capsys):
     with pytest.raises(SystemExit):
-        main(["train", "--run", str(tmp_path / "a"), "--model", str(tmp_path / "none")])
+        main(["train", "--task.type", "Arithmetic", "--run", str(tmp_path / "a"), "--model", str(tmp_path / "none")])
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "old").mkdir()
     (tmp_path / "old" / "metrics.jsonl").write_text("{}\n")
@@ -885,7 +885,19 @@ def test_a_finished_run_with_prompts_left_out_says_its_result_again(tmp_path, ca
     for name, sign in (("train", "-"), ("held_out", "+")):
         lines = [json.dumps(row | {"prompt": row["prompt"].replace("+", sign)}) + "\n" for row in rows]
         (tmp_path / f"{name}.jsonl").write_text("".join(lines))
-    flags = ["train", "--run", str(tmp_path / "a"), *TINY, "--steps", "1", "--skip-bad", "--task.type", "File"]
+    flags = [
+        "train",
+        "--run",
+        str(tmp_path / "a"),
+        *TINY,
+        "--steps",
+        "1",
+        "--skip-bad",
+        "--model",
+        "tiny-arithmetic",
+        "--task.type",
+        "File",
+    ]
     flags += ["--task.path", str(tmp_path / "train.jsonl"), "--task.held-out", str(tmp_path / "held_out.jsonl")]
     assert main(flags) == 0
     first = capsys.readouterr().out

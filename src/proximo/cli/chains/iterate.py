@@ -31,7 +31,7 @@ further on them. DIR has policy-1, pairs-2.jsonl, judge-2, policy-2 and so on, e
 """
 EXAMPLES = """
 examples:
-  proximo iterate --model runs/sft --reward-model runs/judge --rewards.task 0 --pairs pairs.jsonl --steps 40
+  proximo iterate --model runs/sft --data problems.jsonl --reward-model runs/judge --pairs pairs.jsonl --steps 40
   proximo iterate run.toml --reward-model runs/judge --pairs pairs.jsonl --rounds 4 --run runs/rounds
 """
 

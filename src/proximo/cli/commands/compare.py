@@ -148,14 +148,14 @@ def _chosen(
     if names is not None or ablate is not None:
         if len(given) > 1:
             refuse(f"--algorithms and --ablate compare on one config, not on {len(given)}")
-        base = preset_or_file(given[0]) if given else _suited(arguments)
+        base = preset_or_file(given[0], arguments) if given else _suited(arguments)
         if names is None:
             return None, _ablations(base, named_algorithm("--ablate", ablate or ""), arguments)
         cards = [named_algorithm("--algorithms", name.strip()) for name in names.split(",")]
         return None, [(card.name, with_named(base, card.value, arguments)) for card in cards]
     if not given:
         refuse("compare needs something to compare: proximo compare five, --algorithms grpo,sapo, or two configs")
-    return None, [(Path(name).stem, _config(name)) for name in given]
+    return None, [(Path(name).stem, _config(name, arguments)) for name in given]
 
 
 def _ablations(base: RunConfig, card: Card, flags: Sequence[str]) -> list[tuple[str, RunConfig]]:
@@ -179,7 +179,7 @@ def _suited(arguments: list[str]) -> RunConfig:
     return base
 
 
-def _config(name: str) -> RunConfig:
+def _config(name: str, flags: Sequence[str]) -> RunConfig:
     if Path(name).is_dir():
         refuse(
             f"{name} is a folder: give {Path(name) / 'config.toml'} to train its config, or folders alone, a run and "
@@ -187,7 +187,7 @@ def _config(name: str) -> RunConfig:
         )
     if explain.card(name) is not None:
         refuse(f"{name} is an algorithm: --algorithms {name},OTHER compares it")
-    return preset_or_file(name)
+    return preset_or_file(name, flags)
 
 
 def _changed(config: RunConfig, flags: list[str]) -> RunConfig:

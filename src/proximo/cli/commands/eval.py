@@ -7,8 +7,16 @@ from pathlib import Path
 from transformers.utils.logging import disable_progress_bar
 
 from proximo.cli.data import is_rewarded, take_environment, take_task
-from proximo.cli.flags import changed, refuse, say, take, take_models, take_several, take_switch
-from proximo.door.evaluating import EvalConfig, evaluated, on_all, on_data, own_evaluation, task_name
+from proximo.cli.flags import asks_for_help, changed, refuse, say, take, take_models, take_several, take_switch
+from proximo.door.evaluating import (
+    EvalConfig,
+    evaluated,
+    on_all,
+    on_data,
+    own_evaluation,
+    shipped_evaluation,
+    task_name,
+)
 from proximo.evaluation.files import check_file, write_rows
 from proximo.evaluation.models import Candidate, candidates
 from proximo.evaluation.results import ModelResult
@@ -60,14 +68,25 @@ def _config(names: list[str], arguments: list[str]) -> EvalConfig:
             own = its
         elif its.task != own.task:
             say(f"{name} was trained on another task ({task_name(its.task)}): it is asked the same as the others")
+    if own is None:
+        own = _without_run(names, arguments)
     return changed(
-        _on_given(own or EvalConfig(), names[0] if names else "", arguments),
+        _on_given(own, names[0] if names else "", arguments),
         arguments,
         prog="proximo eval",
         usage="MODEL ... [--checkpoints STEPS] [--data DATA] [--out FILE] [--json]",
         description="Measure the accuracy of one or more models on a task's held-out problems.",
         help_more=HELP,
     )
+
+
+def _without_run(names: list[str], arguments: list[str]) -> EvalConfig:
+    """The config where no run brings its own: the flags name the problems, or the model is one that ships."""
+    if asks_for_help(arguments) or any(each.startswith(("--data", "--task.type")) for each in arguments):
+        return EvalConfig()
+    config, source = shipped_evaluation(names[0])
+    say(source)
+    return config
 
 
 def _on_given(own: EvalConfig, model: str, arguments: list[str]) -> EvalConfig:

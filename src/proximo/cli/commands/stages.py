@@ -1,6 +1,7 @@
 """`proximo sft`, `reward-model` and `dpo`: stages that train on files, each into a run folder."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
@@ -8,7 +9,8 @@ from typing import TypeVar
 from transformers.utils.logging import disable_progress_bar
 
 from proximo import toml
-from proximo.cli.flags import changed, refuse, say, take, take_switch
+from proximo.cli.configs import file_tables, flag_names
+from proximo.cli.flags import asks_for_help, changed, refuse, say, take, take_switch
 from proximo.cli.run_folders import (
     ACCEPT_LOST,
     launched,
@@ -46,7 +48,7 @@ examples:
 
 EXAMPLES = {
     "sft": """  proximo sft demonstrations.jsonl --model DIR --run runs/sft
-  proximo sft --data.task.type Countdown --fit.epochs 2
+  proximo sft --data.task.type Countdown --model DIR --fit.epochs 2
 """,
     "reward-model": """  proximo reward-model pairs.jsonl --model runs/sft --run runs/judge
   proximo train --reward-model runs/judge --rewards.task 0
@@ -64,7 +66,7 @@ def run(command: str, arguments: list[str]) -> int:
 
 def run_sft(arguments: list[str]) -> int:
     description = "Fine-tune on a file's completions, or on a task's reference answers."
-    return run_stage("sft", arguments, description, SftConfig(), sft, needs_data=False)
+    return run_stage("sft", arguments, description, SftConfig(), sft)
 
 
 def run_reward_model(arguments: list[str]) -> int:
@@ -85,8 +87,6 @@ def run_stage(
     description: str,
     default: Config,
     stage: StageFunction[Config],
-    *,
-    needs_data: bool = True,
 ) -> int:
     """Run a stage. Exit status: 0 done, 1 failed during training, 2 refused before training.
 
@@ -101,10 +101,10 @@ def run_stage(
     folder, allowed, trackers = take(arguments, "--run"), take_allowed(arguments), take_trackers(arguments)
     accept_lost = take_switch(arguments, ACCEPT_LOST)
     config = changed(
-        _named(command, arguments, default, needs_data),
+        _named(command, arguments, default),
         arguments,
         prog=f"proximo {command}",
-        usage=f"{'(DATA | config.toml)' if needs_data else '[DATA | config.toml]'} [--run DIR]",
+        usage="(DATA | config.toml) --model MODEL [--run DIR]",
         description=description,
         help_more=f"{STAGE_FLAGS}{EXAMPLES[command]}",
     )
@@ -141,19 +141,38 @@ def _follow(config: DpoConfig | RewardModelConfig | SftConfig) -> None:
     follow_stage(config)
 
 
-def _named(command: str, arguments: list[str], default: Config, needs_data: bool) -> Config:
-    """Take the config from the first argument: a config file, or a data file for the default config."""
-    if not arguments or arguments[0].startswith("-"):
-        if needs_data and not {"-h", "--help"} & set(arguments):
-            refuse(f"{command} needs data: proximo {command} DATA.jsonl, or a config.toml")
+def _named(command: str, arguments: list[str], default: Config) -> Config:
+    """Take the config from the first argument: a config file, or a data file for the default config. Data and model
+    have to be named: the default's are the demo's."""
+    given = bool(arguments) and not arguments[0].startswith("-")
+    if asks_for_help(arguments) and not given:
         return default
-    name = arguments.pop(0)
-    if not name.endswith(".toml"):
-        return replace(default, data=DataFile(name))
+    flags = flag_names(arguments)
+    if not given and not any(each.startswith("--data.") for each in flags):
+        refuse(f"{command} needs data: proximo {command} DATA.jsonl --model MODEL, or a config.toml")
+    name = arguments.pop(0) if given else ""
+    if name.endswith(".toml"):
+        return _from_file(name, flags, type(default))
+    if "--model" not in flags and not asks_for_help(arguments):
+        refuse(f"{command} needs a model: --model MODEL, a folder, a run folder or a hub id{_none(default)}")
+    return replace(default, data=DataFile(name)) if name else default
+
+
+def _from_file(name: str, flags: Sequence[str], kind: type[Config]) -> Config:
+    """The config in a file, which has to name a model, unless a flag does; a run's own config may have none."""
     try:
-        return toml.load(name, type(default))
+        config = toml.load(name, kind)
     except ValueError as error:
         refuse(str(error))
+    is_named = "--model" in flags or "model" in file_tables(name) or (Path(name).parent / "run.json").is_file()
+    if not is_named and not asks_for_help(flags):
+        refuse(f'{name} names no model: write model = "DIR", or give --model MODEL{_none(config)}')
+    return config
+
+
+def _none(config: Config) -> str:
+    """What else is possible where a stage can begin with a new model."""
+    return "; --model None is a new tiny one" if isinstance(config, SftConfig) else ""
 
 
 def _facts(path: Path, fitted: Fitted) -> dict[str, object]:

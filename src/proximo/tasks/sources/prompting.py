@@ -28,19 +28,27 @@ def template_columns(template: str) -> set[str]:
 
 
 def row_prompt(
-    row: Row, column: str, *, template: str = "", system: str = "", chat: bool = False, field: str = "task"
+    row: Row,
+    column: str,
+    *,
+    template: str = "",
+    system: str = "",
+    chat: bool | None = None,
+    field: str = "task",
 ) -> Prompt:
-    """The prompt of a row: its column, or the template with the row's values; with a system prompt, or as chat, it is a
-    conversation."""
+    """The prompt of a row: its column, or the template with the row's values. A text becomes a conversation with a
+    system prompt or `chat`; a conversation becomes its texts where `chat` is False."""
     prompt = filled(template, row) if template else _column(row, column, field)
     if isinstance(prompt, str):
-        turns = [{"role": "system", "content": system}] * bool(system) + [{"role": "user", "content": prompt}]
-        return tuple(turns) if chat or system else prompt
+        if not system and not chat:
+            return prompt
+        prompt = ({"role": "user", "content": prompt},)
     if column.rpartition(".")[2] == "messages" and prompt[-1]["role"] == "assistant" and len(prompt) > 1:
         prompt = prompt[:-1]  # a whole conversation, as fine-tuning has them: its last reply is what is asked for
     if system and next(iter(prompt))["role"] == "system":
         raise ValueError(f"the prompt begins with a system message, and {field}.system is given: leave one of them out")
-    return ({"role": "system", "content": system}, *prompt) if system else prompt
+    turns = ({"role": "system", "content": system}, *prompt) if system else prompt
+    return "\n\n".join(turn["content"] for turn in turns) if chat is False else turns
 
 
 def filled(template: str, row: Row) -> str:

@@ -76,13 +76,18 @@ def recognise(data: str, chosen: Chosen | None = None, *, chat: bool = False) ->
         held_out=defaults.held_out if held_out is None else held_out,
         template=chosen.template,
         system=chosen.system,
-        chat=asks,
+        # Where nothing is decided, a system prompt makes a conversation of a text, too.
+        chat=chosen.chat if chosen.chat is False or not is_text else asks or (None if chosen.system else False),
         chat_template_kwargs=chosen.chat_template_kwargs,
     )
     parts = [
         f"{_shape(rows, prompt, answers)}: prompt in {prompt}"
         + (f", answer in {answers[0]}" if answers else "")
-        + (", asked in the chat template" if asks else ""),
+        + (
+            ", asked in the chat template"
+            if asks
+            else ", without a chat template" * (chosen.chat is False and not is_text)
+        ),
         how,
         f"{task.held_out:.0%} of the prompts held out" if isinstance(task.held_out, float) else f"held out: {held_out}",
     ]

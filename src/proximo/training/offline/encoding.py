@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Literal, NoReturn, TypeVar
 
 import torch
 from torch import Tensor
@@ -33,6 +33,22 @@ class Encoded:
     """Completions before which the empty thought was closed that the prompt opens."""
 
 
+@dataclass
+class Limit:
+    """How long a row may be, and what becomes of longer ones."""
+
+    max_tokens: int
+    too_long: Literal["leave_out", "cut"] | None = None
+    left_out: int = 0
+    cut: int = 0
+
+    @property
+    def line(self) -> str:
+        """How many rows were too long, for a person; empty where none was."""
+        words = ((self.left_out, "left out"), (self.cut, "cut"))
+        return "".join(f", {count} {what} at {self.max_tokens} tokens" for count, what in words if count)
+
+
 @dataclass(frozen=True)
 class Prepared:
     """A data file, encoded and ready to train on."""
@@ -41,6 +57,8 @@ class Prepared:
     held_out: list[Encoded]
     mistakes: Mistakes
     """Bad rows that were skipped; empty unless skip_bad was set."""
+    limit: "Limit | None" = None
+    """What was done with rows that are too long."""
 
     def check_room(self, model: PreTrainedModel) -> None:
         """Refuse rows that are longer than the model's context."""
@@ -52,7 +70,8 @@ class Prepared:
     def report(self, log: RunLog, say: Callable[[str], None]) -> None:
         """Report how much data there is, and which rows were skipped."""
         left_out = f", {len(self.mistakes)} bad rows left out" if self.mistakes else ""
-        say(f"{len(self.train)} to train on, {len(self.held_out)} held out{left_out}")
+        too_long = "" if self.limit is None else self.limit.line
+        say(f"{len(self.train)} to train on, {len(self.held_out)} held out{left_out}{too_long}")
         items = [*self.train, *self.held_out]
         if closed := sum(item.closed for item in items):
             whole = sum(len(item.completions) for item in items)
@@ -76,53 +95,66 @@ def prepare(
     """
     mistakes = Mistakes()
     items, kept = read_splits(read, data.path, data.held_out, mistakes)
-    train, held_out = (encode(tokenizer, part, data.max_tokens, mistakes, ends) for part in (items, kept))
+    limit = Limit(data.max_tokens, data.too_long)
+    train, held_out = (encode(tokenizer, part, limit, mistakes, ends) for part in (items, kept))
     if not data.skip_bad:
         mistakes.refuse(f"data.path is {data.path!r}, with bad rows (`data.skip_bad=True` leaves them out):")
     refuse_empty(len(train), len(held_out), data.path, data.held_out, remedy="a larger share, a file, or 0 for none")
-    return Prepared(train, held_out, mistakes)
+    return Prepared(train, held_out, mistakes, limit)
 
 
 def encode(
     tokenizer: PreTrainedTokenizerBase,
     items: Sequence[Example | Ranking],
-    max_tokens: int,
+    limit: Limit,
     mistakes: Mistakes,
     ends: Collection[int] = (),
 ) -> list[Encoded]:
-    """Encode every item that fits; one that is too long or that the chat template refuses is a mistake. `ends` are as
-    in `completion_tokens`."""
+    """Encode every item that fits; one that is too long, unless the limit says what becomes of it, or that the chat
+    template refuses is a mistake. `ends` are as in `completion_tokens`."""
     end_of(tokenizer)  # a missing end token is not the fault of any item, so check it first
     encoded = []
     for item in items:
         try:
-            encoded.append(_encoded(tokenizer, item, max_tokens, ends))
+            if (row := _encoded(tokenizer, item, limit, ends)) is not None:
+                encoded.append(row)
         except ValueError as error:
             mistakes.add(item.place, str(error))
     return encoded
 
 
 def _encoded(
-    tokenizer: PreTrainedTokenizerBase, item: Example | Ranking, max_tokens: int, ends: Collection[int]
-) -> Encoded:
+    tokenizer: PreTrainedTokenizerBase, item: Example | Ranking, limit: Limit, ends: Collection[int]
+) -> Encoded | None:
+    """The tokens of an item; None where it is too long and left out."""
     prompt = prompt_tokens(tokenizer, item.prompt)
-    if len(prompt) >= max_tokens:
-        raise ValueError(
-            f"the prompt alone has {len(prompt)} tokens, and data.max_tokens is {max_tokens}: shorten it, or give more"
-        )
     texts = (item.completion,) if isinstance(item, Example) else item.completions
     replies = [_reply(tokenizer, item.prompt, text, ends) for text in texts]
     completions = tuple(tokens for tokens, _ in replies)
-    longest = len(prompt) + max(map(len, completions))
-    if longest > max_tokens:
-        raise ValueError(
-            f"prompt and completion have {longest} tokens, and data.max_tokens is {max_tokens}: "
-            "shorten them, or give more"
-        )
+    room = limit.max_tokens - len(prompt)
+    if max(map(len, completions)) > room:
+        if limit.too_long == "leave_out":
+            limit.left_out += 1
+            return None
+        if limit.too_long is None or room < 1:
+            _refuse_long(len(prompt), max(map(len, completions)), limit.max_tokens)
+        limit.cut += 1
+        completions = tuple(each[:room] for each in completions)
     if len(set(completions)) < len(completions):
         raise ValueError("two of its completions are the same tokens: there is no preference to learn")
     margin = item.margin if isinstance(item, Ranking) else None
     return Encoded(item.place, prompt, completions, margin, sum(is_closed for _, is_closed in replies))
+
+
+def _refuse_long(prompt: int, longest: int, max_tokens: int) -> NoReturn:
+    if prompt >= max_tokens:
+        raise ValueError(
+            f"the prompt alone has {prompt} tokens, and data.max_tokens is {max_tokens}: shorten it, or give more"
+        )
+    raise ValueError(
+        f"prompt and completion have {prompt + longest} tokens, and data.max_tokens is {max_tokens}: shorten them, "
+        "give more, or say what becomes of them, `data.too_long=cut`"
+    )
 
 
 def completion_tokens(

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ from torch import Tensor
 
 from proximo import toml
 from proximo.data import DataFile, Example, Mistakes, read_examples
+from proximo.data.examples import Columns
+from proximo.data.splits import Reader
 from proximo.maths.pieces.extras import supervised_loss
 from proximo.maths.pieces.weights import TokenMean
 from proximo.models import (
@@ -33,7 +36,7 @@ from proximo.models.model_types import PreTrainedModel, PreTrainedTokenizerBase
 from proximo.models.shipped import resolve
 from proximo.tasks import Arithmetic, Split, Task, TaskOptions
 from proximo.tensor_types import Float
-from proximo.training.offline.encoding import Encoded, EncodedRows, Prepared, encode, prepare, to_rows
+from proximo.training.offline.encoding import Encoded, EncodedRows, Limit, Prepared, encode, prepare, to_rows
 from proximo.training.offline.fitting import FitOptions, Fitted, fit_attempt
 from proximo.training.offline.snapshots import once
 from proximo.training.offline.stage_model import HoldsStages, StageModel, check_ranks, loading_place, stage_model
@@ -64,6 +67,10 @@ class SftConfig:
 
     data: DataFile | References = field(default_factory=References)
     """Examples to train on: a file, or a task's reference answers."""
+    prompt_column: str | None = None
+    """Column with the prompt of a file. None: recognised, as are messages, ShareGPT's and Alpaca's columns."""
+    completion_column: str | None = None
+    """Column with the completion to learn. None: recognised."""
     model: str | None = None
     """Model to start from: a folder, a run folder or a hub id. None: a new tiny model (ASCII only)."""
     adapter: Lora | None = None
@@ -86,6 +93,10 @@ class SftConfig:
         check_ranks(self.ranks, self.fit.adam_moments, self.adapter)
         if self.adapter is not None and self.model is None:
             raise ValueError("adapter is given, but no model that it would be an adapter of: give model, too")
+        if (self.prompt_column is None) != (self.completion_column is None):
+            raise ValueError("of prompt_column and completion_column one is given: give both, or none of them")
+        if self.prompt_column is not None and isinstance(self.data, References):
+            raise ValueError("prompt_column is given, and data is a task: it names a column of a file")
 
 
 def sft(
@@ -210,17 +221,25 @@ class Supervised:
 
 def _prepared(config: SftConfig, tokenizer: PreTrainedTokenizerBase, ends: frozenset[int]) -> Prepared:
     if isinstance(config.data, DataFile):
-        return prepare(config.data, read_examples, tokenizer, ends)
+        return prepare(config.data, _reader(config, tokenizer), tokenizer, ends)
     data, mistakes = config.data, Mistakes()
     train = reference_examples(data.task, "train", data.examples, config.seed)
     held_out = reference_examples(data.task, "held_out", None, config.seed)
+    limit = Limit(data.max_tokens)
     prepared = Prepared(
-        encode(tokenizer, train, data.max_tokens, mistakes, ends),
-        encode(tokenizer, held_out, data.max_tokens, mistakes, ends),
+        encode(tokenizer, train, limit, mistakes, ends),
+        encode(tokenizer, held_out, limit, mistakes, ends),
         mistakes,
     )
     mistakes.refuse(f"data.task is {data.task}, with references that cannot be used:")
     return prepared
+
+
+def _reader(config: SftConfig, tokenizer: PreTrainedTokenizerBase) -> Reader[Example]:
+    """What reads the file's rows, with the columns that the config names."""
+    named = config.prompt_column, config.completion_column
+    columns = None if named[0] is None or named[1] is None else Columns(named[0], named[1])
+    return partial(read_examples, columns=columns, chat=tokenizer.chat_template is not None)
 
 
 def reference_examples(task: Task, split: Split, count: int | None, seed: int) -> list[Example]:

@@ -27,7 +27,7 @@ from proximo.training.config import EvaluationOptions, RunConfig
 from proximo.training.learner.experts import balance_for, check_replay
 from proximo.training.learner.freezing import frozen_names
 from proximo.training.preflight.calibration import calibrate
-from proximo.training.preflight.prompts import check_prompts
+from proximo.training.preflight.prompts import check_prompts, shown_prompt
 from proximo.training.reward_mix import rewards_of
 from proximo.training.reward_mixing import judged
 from proximo.training.runfolder.metric_docs import is_taken
@@ -83,10 +83,11 @@ def preflight(config: RunConfig) -> Preflight:
 
 
 def rehearse(config: RunConfig) -> list[str]:
-    """Do everything a run does before it loads weights, including the grader's calibration. Returns the rows it would
-    skip and remarks on the grader."""
+    """Do everything a run does before it loads weights, including the grader's calibration. Returns the first
+    prompt, the rows it would skip and remarks on the grader."""
     found = preflight(config)
-    rows = [*data_remarks(config.task), *skipped_line(found.left_out), *found.remarks]
+    shown = shown_prompt(config, found.tokenizer)
+    rows = [shown, *data_remarks(config.task), *skipped_line(found.left_out), *found.remarks]
     if config.rewards.models:
         return rows  # the models' weights would be loaded before the grader is calibrated
     with grading() as active:

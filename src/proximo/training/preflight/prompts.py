@@ -7,11 +7,14 @@ from proximo.models import problem_tokens
 from proximo.models.loading import read_config
 from proximo.models.model_types import PreTrainedTokenizerBase
 from proximo.models.positions import Reach, reach_of
+from proximo.plain_text import visible
 from proximo.samplers import SamplingOptions
 from proximo.tasks import Task, TaskOptions
 from proximo.tasks.sources.mixture import Checked
 from proximo.types import Problem
 
+SHOWN = 2000
+"""Characters of a prompt that are shown to a person."""
 LOOKED_AT = 8
 """Number of prompts checked for a task without a file."""
 
@@ -57,6 +60,16 @@ def check_prompts(config: Asks, path: str, tokenizer: PreTrainedTokenizerBase) -
         return config.task.check(complaint)
     _check_first(task, config.seed, tokenizer, most, reach)
     return []
+
+
+def shown_prompt(config: Asks, tokenizer: PreTrainedTokenizerBase) -> str:
+    """The first prompt to train on as the model reads it, for a person."""
+    acts = config.environment if isinstance(config.environment, Acting) else None
+    problem = played(config.task, config.environment, tokenizer).problem(0, "train", config.seed)
+    asked = acts.prepared(problem, tokenizer) if acts else problem
+    tokens = problem_tokens(tokenizer, asked)
+    text = tokenizer.decode(list(tokens), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    return f"the first prompt as the model reads it, {len(tokens)} tokens:\n{visible(str(text), SHOWN)}"
 
 
 def _check_first(task: Task, seed: int, tokenizer: PreTrainedTokenizerBase, most: int, reach: Reach | None) -> None:

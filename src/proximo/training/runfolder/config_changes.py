@@ -156,8 +156,8 @@ def refuse_changes(folder: Path, found: Mapping[str, str], allowed: Sequence[str
     lines = [f"  {field} {what}  (`allow_change={[field]}`)" for field, what in refused.items() if field not in data]
     if not data:
         raise ValueError(
-            f"`run={folder}` holds a run with another config. Use its config, choose another name, or allow each "
-            "change:\n" + "\n".join(lines)
+            f"`run={folder}` holds a run with another config. Go on with its own by proximo resume {folder}, choose "
+            "another name, or allow each change:\n" + "\n".join(lines)
         )
     # Defaults follow the number of rows, so that other fields may differ with the data.
     names = " and ".join(f"{refused[field].removesuffix(CHANGED).strip(' ()')} ({field})" for field in data)

@@ -1,0 +1,117 @@
+"""The demo's model and data are used where nobody named one, and only there; resume goes on by a run's own config."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+import proximo
+from proximo.cli import main
+from proximo.models import tiny_model, tiny_tokenizer
+from tests.cli.test_bad_inputs import refusal
+
+SUMS = "".join(f'{{"prompt": "{i}+1=", "completion": "{i + 1}", "answer": "{i + 1}"}}\n' for i in range(20))
+DEMO = "the demo: sums of two numbers with tiny-arithmetic"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> str:
+    path = tmp_path_factory.mktemp("named") / "model"
+    tiny_model(hidden=16, layers=1, heads=1, kv_heads=1, intermediate=16).save_pretrained(path)
+    tiny_tokenizer().save_pretrained(path)
+    return str(path)
+
+
+@pytest.fixture
+def data(tmp_path) -> str:
+    (tmp_path / "sums.jsonl").write_text(SUMS)
+    return str(tmp_path / "sums.jsonl")
+
+
+@pytest.mark.parametrize("command", ["train", "selfcheck", "init"])
+def test_half_a_run_is_refused_not_filled_up_with_the_demo(command, model, data, tmp_path, capsys):
+    out = ["--out", str(tmp_path / "new.toml")] if command == "init" else []
+    assert "has data and no model: give --model MODEL" in refusal([command, "--data", data, *out], capsys)
+    assert "has data and no model" in refusal([command, "--task.type", "Countdown", *out], capsys)
+    assert "has a model and no data: give --data DATA" in refusal([command, "--model", model, *out], capsys)
+
+
+def test_a_config_file_names_both_or_the_demo(model, tmp_path, capsys):
+    file = tmp_path / "half.toml"
+    file.write_text(f'model = "{model}"\n')
+    assert f"{file} has a model and no data" in refusal(["train", str(file), "--dry-run"], capsys)
+    file.write_text('[task]\ntype = "Countdown"\n')
+    assert f"{file} has data and no model" in refusal(["train", str(file), "--dry-run"], capsys)
+    assert main(["train", str(file), "--model", "tiny-arithmetic", "--dry-run", "--evaluation.problems", "0"]) == 0
+    file.write_text("steps = 3\n")
+    capsys.readouterr()
+    assert main(["train", str(file), "--dry-run"]) == 0
+    assert capsys.readouterr().err.startswith(DEMO)
+
+
+def test_train_alone_is_the_demo_and_says_so_first(capsys):
+    assert main(["train", "--dry-run"]) == 0
+    assert capsys.readouterr().err.startswith(DEMO)
+    assert main(["train", "arithmetic", "--dry-run"]) == 0
+    assert DEMO not in capsys.readouterr().err  # a preset was asked for
+
+
+@pytest.mark.parametrize("stage", ["sft", "dpo", "reward-model"])
+def test_a_stage_needs_data_and_a_model(stage, model, data, tmp_path, capsys):
+    assert f"{stage} needs data" in refusal([stage], capsys)
+    assert f"{stage} needs data" in refusal([stage, "--model", model], capsys)
+    assert f"{stage} needs a model: --model MODEL" in refusal([stage, data], capsys)
+    (tmp_path / "half.toml").write_text(f'[data]\npath = "{data}"\n' + 'type = "DataFile"\n' * (stage == "sft"))
+    assert "half.toml names no model" in refusal([stage, str(tmp_path / "half.toml")], capsys)
+
+
+def test_eval_asks_a_models_own_problems_or_those_that_are_named(model, data, capsys):
+    assert f"{model} brings no problems of its own" in refusal(["eval", model], capsys)
+    assert main(["eval", model, "--data", data, "--sampling.max-tokens", "2", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["held_out/problems"] == 20
+    assert main(["eval", "tiny-copy", "--problems", "2", "--samples", "0", "--json"]) == 0
+    assert "settings from the preset copy: Echo" in capsys.readouterr().err
+
+
+def test_python_names_both_too(model, data, tmp_path):
+    with pytest.raises(ValueError, match="data is not given: name what"):
+        proximo.train(model, tmp_path / "run")
+    with pytest.raises(ValueError, match="data is not given"):
+        proximo.config_for(model)
+    with pytest.raises(ValueError, match="brings no problems of its own"):
+        proximo.evaluate(model)
+    with pytest.raises(ValueError, match="model is not given"):
+        proximo.sft(data, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_resume_goes_on_with_a_runs_own_config(model, data, tmp_path, capsys):
+    run = str(tmp_path / "run")
+    small = ["--sampling.max-tokens", "2", "--training.groups", "2", "--training.group-size", "2"]
+    flags = ["--training.minibatches", "1", "--evaluation.problems", "0", "--steps", "1", *small]
+    assert main(["train", "--model", model, "--data", data, *flags, "--run", run]) == 0
+    before = Path(run, "metrics.jsonl").read_text()
+    capsys.readouterr()
+    assert main(["resume", run]) == 0
+    assert "this run is finished" in capsys.readouterr().err
+    assert main(["resume", run, "--steps", "2", "--allow-change", "steps"]) == 0
+    assert len(Path(run, "metrics.jsonl").read_text().splitlines()) == len(before.splitlines()) + 1
+    assert f"proximo resume {run}" in refusal(["train", "--steps", "2", "--run", run], capsys)
+
+
+@pytest.mark.parametrize("stage", ["sft", "dpo", "reward-model"])
+def test_resume_knows_the_stages(stage, model, tmp_path, capsys):
+    row = {"prompt": "1+1=", "completion": "2"} if stage == "sft" else {"prompt": "1=", "chosen": "2", "rejected": "3"}
+    (tmp_path / "x.jsonl").write_text(json.dumps(row) + "\n")
+    run = str(tmp_path / "run")
+    assert main([stage, str(tmp_path / "x.jsonl"), "--model", model, "--data.held-out", "0", "--run", run]) == 0
+    capsys.readouterr()
+    assert main(["resume", run]) == 0
+    assert "this run is finished" in capsys.readouterr().err
+
+
+def test_resume_refuses_what_it_cannot_go_on_with(tmp_path, capsys):
+    assert "resume needs the folder of a run" in refusal(["resume"], capsys)
+    assert "holds no run" in refusal(["resume", str(tmp_path)], capsys)
+    assert "goes on in x" in refusal(["resume", "x", "--run", "y"], capsys)
+    assert main(["resume", "--help"]) == 0
