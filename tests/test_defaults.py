@@ -43,11 +43,11 @@ def test_a_model_of_billions_on_gsm8k():
     assert {name: each.value for name, each in found.items()} == {
         "sampling.max_tokens": 1024,
         "training.learning_rate": 1e-6,
-        "training.groups": 16,
-        "training.group_size": 8,
-        "training.minibatches": 4,
-        "steps": 421,
-        "evaluation.every": 42,
+        "training.groups": 32,
+        "training.group_size": 16,
+        "training.minibatches": 2,
+        "steps": 211,
+        "evaluation.every": 21,
         "evaluation.problems": 200,
     }
     assert found["steps"].reason == "one pass over the 6,726 prompts"
@@ -134,10 +134,10 @@ def test_values_beside_an_adapter_learn_at_the_rate_of_whole_layers():
     ("problems", "groups", "minibatches", "steps", "why"),
     [
         (5, 5, 1, 50, "50 passes over the 5 prompts"),
-        (12, 12, 4, 50, "50 passes over the 12 prompts"),
-        (800, 16, 4, 50, "one pass over the 800 prompts"),
-        (100_000, 16, 4, 500, "8,000 of the 100,000 prompts, each once"),
-        (None, 16, 4, 200, "the task generates problems without end"),
+        (12, 12, 2, 50, "50 passes over the 12 prompts"),
+        (1600, 32, 2, 50, "one pass over the 1,600 prompts"),
+        (100_000, 32, 2, 500, "16,000 of the 100,000 prompts, each once"),
+        (None, 32, 2, 200, "the task generates problems without end"),
     ],
 )
 def test_steps_and_batches_follow_the_number_of_prompts(problems, groups, minibatches, steps, why):
@@ -147,10 +147,16 @@ def test_steps_and_batches_follow_the_number_of_prompts(problems, groups, miniba
     assert found["steps"].reason == why
 
 
+@pytest.mark.parametrize(("parameters", "batch"), [(0.8e6, (16, 8, 4)), (135e6, (32, 16, 2))])
+def test_small_models_have_smaller_batches(parameters, batch):
+    found = chosen(replace(GSM8K, parameters=parameters))
+    assert tuple(found[f"training.{name}"].value for name in ("groups", "group_size", "minibatches")) == batch
+
+
 def test_given_groups_are_divided_into_updates():
     found = chosen(GSM8K, replace(START, training=TrainingOptions(groups=6, minibatches=1)))
     assert "training.groups" not in found
-    assert found["training.minibatches"].value == 3
+    assert found["training.minibatches"].value == 2
     assert found["steps"].value == 500
     single = RunConfig(algorithm=RLOO, training=TrainingOptions(minibatches=1))
     assert chosen(GSM8K, single)["training.minibatches"].value == 1
@@ -171,7 +177,7 @@ def test_few_held_out_problems_are_all_used():
 
 def test_a_default_that_a_flag_changed_is_not_listed():
     config = with_defaults(RunConfig(), defaults_for(START, GSM8K))
-    assert (config.steps, config.sampling.max_tokens, config.evaluation.every) == (421, 1024, 42)
+    assert (config.steps, config.sampling.max_tokens, config.evaluation.every) == (211, 1024, 21)
     assert config.algorithm == GRPO
     names = [each.field for each in kept(replace(config, steps=3), defaults_for(START, GSM8K))]
     assert "steps" not in names

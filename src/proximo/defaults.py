@@ -27,7 +27,25 @@ TOKENIZED = 32
 GENERATED = 256
 """Problems that are looked at where a task generates them without end."""
 
-GROUPS, GROUP_SIZE, MINIBATCHES = 16, 8, 4
+
+@dataclass(frozen=True)
+class Batch:
+    """What a training step samples, and how often it updates."""
+
+    groups: int
+    group_size: int
+    minibatches: int
+
+    @property
+    def completions(self) -> str:
+        return f"{self.groups} × {self.group_size}"
+
+
+SMALL, LARGE = Batch(16, 8, 4), Batch(32, 16, 2)
+"""Batches of small models and of those from LARGE_FROM parameters on. Measured with 1e-6 on Qwen2.5-Coder-0.5B and
+GSM8K: LARGE took held-out accuracy from 26 to 41 % in 60 steps, SMALL from 30 to 35 % in 48, where half of the groups were
+all right or all wrong. The package's tiny models learn with SMALL in minutes on a CPU."""
+LARGE_FROM = 1e8
 REASONING, THINKING = 1024, 4096
 """Completion limits, in tokens, for a model that answers and for one whose template has it think first."""
 RATES = ((1e6, 2e-5), (494e6, 1e-6))
@@ -45,7 +63,9 @@ EVALUATED = 200
 """Held-out problems: with 200, an accuracy is known to about ±7 points (95 %)."""
 
 
-START = RunConfig(training=TrainingOptions(groups=GROUPS, group_size=GROUP_SIZE, minibatches=1), steps=10**6)
+START = RunConfig(
+    training=TrainingOptions(groups=SMALL.groups, group_size=SMALL.group_size, minibatches=1), steps=10**6
+)
 """Where flags are read onto before defaults are chosen: it refuses none of them, and what differs was given."""
 
 
@@ -119,11 +139,12 @@ def facts_of(config: RunConfig) -> Facts:
 
 def defaults_for(config: RunConfig, facts: Facts) -> list[Default]:
     """Defaults for what a config has from START; they suit what was given."""
-    groups, steps = config.training.groups, config.steps
-    if groups == GROUPS and facts.problems is not None:
-        groups = min(GROUPS, facts.problems)
+    batch, steps = _batch_size(facts), config.steps
+    groups = config.training.groups
+    if groups == START.training.groups:
+        groups = batch.groups if facts.problems is None else min(batch.groups, facts.problems)
     rate = learning_rate(facts.parameters, has_adapter=facts.has_adapter, is_new=facts.is_new)
-    found = [_max_tokens(facts), rate, *_value(config, facts), *_batch(config, groups, facts)]
+    found = [_max_tokens(facts), rate, *_value(config, facts), *_batch(config, groups, batch, facts)]
     if steps == START.steps:
         chosen = _steps(groups, facts)
         found.append(chosen)
@@ -232,14 +253,23 @@ def _value(config: RunConfig, facts: Facts) -> list[Default]:
     return found
 
 
-def _batch(config: RunConfig, groups: int, facts: Facts) -> list[Default]:
-    few = facts.problems is not None and facts.problems < GROUPS
+def _batch_size(facts: Facts) -> Batch:
+    return LARGE if facts.parameters >= LARGE_FROM else SMALL
+
+
+def _batch(config: RunConfig, groups: int, batch: Batch, facts: Facts) -> list[Default]:
+    few = facts.problems is not None and facts.problems < batch.groups
     why = "the data has no more prompts" if few else "prompts per step"
-    prompts = [] if groups == config.training.groups != GROUPS else [Default("training.groups", groups, why)]
-    size = Default("training.group_size", GROUP_SIZE, "completions of a prompt, enough to differ in their rewards")
+    if batch is LARGE and not few:
+        why += f"; a real model of 0.5 B rose faster with {LARGE.completions} completions than with {SMALL.completions}"
+    prompts = [Default("training.groups", groups, why)]
+    if groups == config.training.groups != START.training.groups:  # it was given
+        prompts = []
+    why = "completions of a prompt, enough to differ in their rewards"
+    size = Default("training.group_size", batch.group_size, why)
     if AnchorTraits.read(config.algorithm.anchor).on_policy:
         return [*prompts, size, Default("training.minibatches", 1, "the algorithm is defined for one update per step")]
-    number = max(each for each in range(1, MINIBATCHES + 1) if groups % each == 0)
+    number = max(each for each in range(1, batch.minibatches + 1) if groups % each == 0)
     return [*prompts, size, Default("training.minibatches", number, "updates per step")]
 
 
