@@ -83,7 +83,7 @@ def _asked(arguments: list[str]) -> Replayed:
     if len(arguments) != 1 or arguments[0].startswith("-"):
         what = "no run" if not arguments else " ".join(arguments)
         refuse(f"proximo replay takes one run's folder, not {what}: proximo replay RUN --step N [--as NAME ...]")
-    run = RunFolder(Path(arguments[0]), load_code=True)
+    run = RunFolder(Path(arguments[0]), own_code=True)
     if wanted is None:
         steps = run.steps()
         there = f"there are {steps[0]} to {steps[-1]}" if steps else "no rollouts are there yet"

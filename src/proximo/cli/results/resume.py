@@ -5,6 +5,7 @@ from importlib import import_module
 from pathlib import Path
 
 from proximo.cli.flags import asks_for_help, refuse, take
+from proximo.storage.opening import read_text, without_links
 from proximo.training.runfolder.record import read_record
 
 USAGE = """usage: proximo resume RUN [--steps N --allow-change steps] [--field VALUE ...]
@@ -27,7 +28,7 @@ def run(arguments: list[str]) -> int:
         return 0
     if not arguments or arguments[0].startswith("-"):
         refuse("resume needs the folder of a run: proximo resume RUN")
-    folder = Path(arguments.pop(0))
+    folder = without_links(arguments.pop(0))
     if (other := take(arguments, "--run")) is not None:
         refuse(f"--run {other}: resume goes on in {folder}; to begin another run there, proximo fork {folder}")
     command = _command(folder)
@@ -45,7 +46,7 @@ def _command(folder: Path) -> str:
         refuse(str(error))
     if not is_run:
         refuse(f"{folder} holds no run: give the folder of one, such as runs/demo")
-    tables = tomllib.loads((folder / "config.toml").read_text(encoding="utf-8"))
+    tables = tomllib.loads(read_text(folder / "config.toml"))  # as read_record has read it
     if "algorithm" in tables:
         return "train"
     if "dynamic" in tables:
