@@ -28,7 +28,7 @@ USAGE = """usage: proximo replay RUN --step N [--as NAME ...] [--pass N] [--mode
 Recompute a stored step under the run's own algorithm and under others, and compare: policy loss, clipped and gated
 tokens, tokens that flip (have a gradient under one of the two only), where the gradient lies, and cosines between
 the gradients with respect to the log-probs.
-Classes of your own that the run's config names are loaded, if their files are outside run folders and unchanged.
+Code of your own that the run's config names is loaded if you have run it with this run before, or with --load-code.
 
 --step N       step to recompute; its rollouts must be in the run folder.
 --as NAME      algorithm to replay the step under: its name in `proximo explain --all`, or a .toml file with a run's
