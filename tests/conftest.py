@@ -65,6 +65,14 @@ def machine_unmeasured() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
+def nothing_is_remembered_for_the_user(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What tests run is remembered in a data folder of their own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PROXIMO_DATA_HOME", str(tmp_path_factory.mktemp("data-home")))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
 def disks_are_not_waited_for() -> Iterator[None]:
     """No test cuts the power, and a small run would wait for its disk thirty times, as long as it computes."""
     with pytest.MonkeyPatch.context() as patch:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from proximo.outside import all_counted_from, counted_from, is_outside, load_class
+from proximo.outside import all_counted_from, counted_from, is_outside
 from proximo.pieces import (
     choices,
     classes,
@@ -31,6 +31,7 @@ from proximo.pieces import (
     union_members,
 )
 from proximo.toml_lines import inline, join, line_numbers, nested_beyond, shortened, table_lines
+from proximo.trust.permission import ANYTHING, Code, of_file
 
 T = TypeVar("T")
 
@@ -66,12 +67,13 @@ def plain(value: Any) -> dict[str, Any]:
 
 Renew = Callable[[dict[str, Any]], dict[str, Any]]
 """Gives the fields of an earlier version's config the names that they have today."""
-Load = Callable[[str], type]
-"""The class of a name like "file.py:Name"; ValueError where that may not be loaded."""
 
 
-def load(path: str, kind: type[T], load: Load = load_class, renew: Renew | None = None) -> T:
+def load(path: str, kind: type[T], code: Code | None = None, renew: Renew | None = None) -> T:
     """The dataclass `kind` from a file; a ConfigError names the file and says what to do.
+
+    `code` says which code that it names may be loaded; None: that of a user's own file, and of a file in a run folder
+    what the user permits (trust/permission.py).
 
     A path in "file.py:Name" counts from the folder of this file, except in a run's own config.toml, whose paths count
     from the current folder, like those of the command that started it.
@@ -86,7 +88,7 @@ def load(path: str, kind: type[T], load: Load = load_class, renew: Renew | None 
         text = data.decode("utf-8-sig")
         folder = Path(path).parent
         start = "" if (folder / RUN_RECORD).is_file() else str(folder)
-        return loads(text, kind, path, finite=True, load=load, renew=renew, folder=start)
+        return loads(text, kind, path, finite=True, code=code or of_file(path), renew=renew, folder=start)
     except UnicodeDecodeError as error:
         line = data[: error.start].count(b"\n") + 1
         raise ConfigError([f"{path}:{line}: not UTF-8, {error.reason}; save the file as UTF-8"]) from None
@@ -98,20 +100,25 @@ def loads(
     source: str = "config",
     *,
     finite: bool = False,
-    load: Load = load_class,
+    code: Code = ANYTHING,
     renew: Renew | None = None,
     folder: str = "",
 ) -> T:
     """The dataclass `kind` from TOML; `source` names the text in a ConfigError. `finite`: whether to refuse inf and
-    NaN. `folder`: what paths in "file.py:Name" count from; empty: the current folder."""
+    NaN. `code`: which code that it names may be loaded. `folder`: what paths in "file.py:Name" count from; empty: the current folder."""
     try:
         data = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise ConfigError([f"{source}: this is not TOML: {error}"]) from None
     if nested_beyond(data, DEEPEST):
         raise ConfigError([f"{source}: its tables are nested too deeply for any config"])
-    reader = _Reader(line_numbers(text), finite, load, folder)
-    value = reader.table(data if renew is None else renew(data), kind, "")
+    tables = data if renew is None else renew(data)
+    try:
+        code.admit(tables)
+    except ValueError as error:
+        raise ConfigError([f"{source}: {error}"]) from None
+    reader = _Reader(line_numbers(text), finite, code.load_class, folder)
+    value = reader.table(tables, kind, "")
     if reader.problems:
         found = sorted(reader.problems, key=lambda problem: problem[0])
         raise ConfigError([f"{source}:{line}: {what}" if line else f"{source}: {what}" for line, what in found])

@@ -1,4 +1,4 @@
-"""Reading a run folder executes no code. Where loading is asked for, only what the run recorded is, outside of run
+"""Reading a run folder executes no code. Where loading is asked for, only what the user has run is, outside of run
 folders."""
 
 import builtins
@@ -43,7 +43,7 @@ def written(folder: Path, name: str, source: str = LOUD) -> RunFolder:
     for module in [each for each in sys.modules if each.startswith("proximo_outside_")]:
         del sys.modules[module]
     builtins.__dict__.pop("executed", None)
-    return RunFolder(folder, load_code=True)
+    return RunFolder(folder, own_code=True)
 
 
 def is_executed() -> bool:
@@ -73,9 +73,9 @@ def why_not(run: RunFolder) -> str:
 def test_the_recorded_file_outside_of_the_run_is_loaded(here):
     run = written(here / "run", "mine.py:Parrot")
     (here / "mine.py").write_text(LOUD.replace("Which letters", "Which other letters"))
-    assert "changed since the run" in why_not(run)
+    assert "is not what you ran" in why_not(run)
     (here / "mine.py").write_text(LOUD)
-    fresh = RunFolder(run.path, load_code=True)
+    fresh = RunFolder(run.path, own_code=True)
     assert toml.plain(fresh.config)["task"]["type"] == "mine.py:Parrot"
     assert fresh.unavailable == gather(fresh).unavailable == {}
     assert "shown as text" not in configuration(gather(fresh))
@@ -113,7 +113,7 @@ def test_an_opened_run_loads_its_code_only_for_its_config(here, is_gone):
     assert run.findings() is not None
     assert not is_executed()
     if is_gone:
-        with pytest.raises(ValueError, match="mine.py cannot be read"):
+        with pytest.raises(ValueError, match="mine.py is not there"):
             _ = run.config
     else:
         assert toml.plain(run.config)["task"]["type"] == "mine.py:Parrot"
@@ -131,12 +131,12 @@ def test_a_link_into_or_out_of_a_run_folder_is_no_way_around(here):
     (here / "link.py").symlink_to(here / "run" / "mine.py")
     record = run.path / "config.toml"
     record.write_text(record.read_text().replace("run/mine.py", "link.py"))
-    assert "lies in a run folder" in why_not(RunFolder(run.path, load_code=True))
+    assert "lies in a run folder" in why_not(RunFolder(run.path, own_code=True))
     (here / "mine.py").write_text(LOUD)
     (here / "run" / "mine.py").unlink()
     (here / "run" / "mine.py").symlink_to(here / "mine.py")
     record.write_text(record.read_text().replace("link.py", "run/mine.py"))
-    assert "lies in a run folder" in why_not(RunFolder(run.path, load_code=True))
+    assert "lies in a run folder" in why_not(RunFolder(run.path, own_code=True))
 
 
 def test_a_module_is_treated_like_its_file(here, monkeypatch):
@@ -147,20 +147,32 @@ def test_a_module_is_treated_like_its_file(here, monkeypatch):
     run = written(here / "run", "some_package.mine:Parrot")
     assert run.config.task.problem(0, "train", 0).answer == "a"
     (here / "some_package" / "mine.py").write_text(LOUD + "# another\n")
-    assert "changed since the run" in why_not(RunFolder(run.path, load_code=True))
+    assert "is not what you ran" in why_not(RunFolder(run.path, own_code=True))
     monkeypatch.syspath_prepend(run.path)  # as where one stands in the folder
     (run.path / "their_package").mkdir()
     (run.path / "their_package" / "__init__.py").write_text("import builtins\nbuiltins.executed = True\n")
     (run.path / "their_package" / "mine.py").symlink_to(here / "some_package" / "mine.py")
     config = run.path / "config.toml"
     config.write_text(config.read_text().replace("some_package", "their_package"))
-    assert "lies in a run folder" in why_not(RunFolder(run.path, load_code=True))
+    assert "lies in a run folder" in why_not(RunFolder(run.path, own_code=True))
 
 
-def test_what_was_not_recorded_or_is_not_here_is_not_loaded(here):
+def test_what_was_not_run_or_is_not_here_is_not_loaded(here):
     run = written(here / "run", "mine.py:Parrot")
     record = json.loads((run.path / "run.json").read_text())
-    (run.path / "run.json").write_text(json.dumps(record | {"fingerprints": {}}))
-    assert "changed since the run" in why_not(RunFolder(run.path, load_code=True))
+    (run.path / "run.json").write_text(json.dumps(record | {"identity": "another"}))
+    assert "you have not run this with" in why_not(RunFolder(run.path, own_code=True))
     (here / "mine.py").unlink()
-    assert "mine.py cannot be read, No such file or directory" in why_not(RunFolder(run.path, load_code=True))
+    assert "mine.py is not there" in why_not(RunFolder(run.path, own_code=True))
+
+
+def test_what_a_stranger_recorded_is_no_permission(here, monkeypatch):
+    """run.json has the hash of the code, and anybody can write one there."""
+    run = written(here / "run", "mine.py:Parrot")
+    monkeypatch.setenv("PROXIMO_DATA_HOME", str(here / "another"))
+    assert "you have not run this with" in why_not(RunFolder(run.path, own_code=True))
+    assert toml.plain(RunFolder(run.path, load_code=True).config)["task"]["type"] == "mine.py:Parrot"
+    assert is_executed()
+    assert "you have not run this with" in why_not(RunFolder(run.path, own_code=True)), "it was permitted for reading"
+    assert RunFolder(run.path, load_code=True, own_code=True).config is not None
+    assert RunFolder(run.path, own_code=True).config is not None

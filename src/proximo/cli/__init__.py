@@ -8,10 +8,11 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
-from proximo.cli.flags import asks_for_help, refuse
+from proximo.cli.flags import asks_for_help, refuse, take_switch
 from proximo.cli.helping.pages import stored_help
 from proximo.cli.parsing import nearest
 from proximo.storage.opening import UnsafeFile
+from proximo.trust.permission import said
 from proximo.version import __version__
 
 USAGE = """usage: proximo COMMAND ...
@@ -88,6 +89,8 @@ proximo --print-completion bash|zsh|fish a script that completes commands, flags
 --dry-run (train, compare, study) checks and prints what would run without starting it.
 Repeating a command with the same --run resumes a run that ended early. On resume, --allow-change FIELD permits a
 changed field, and --accept-lost-rows (also of compare) continues although metrics.jsonl or ledger.jsonl has lost rows.
+--load-code (of every command that reads a run, a model or a config) permits the code that a run folder's config names:
+a run folder may come from anyone, and without it only code that you have run with this run before is executed.
 """
 
 STAGES = ("sft", "reward-model", "dpo")
@@ -98,6 +101,10 @@ RESULTS = ("resume", "fork", "track", "export", "study", "watch")
 """Commands on what a run has written."""
 CHAINS = ("iterate",)
 """Commands that train several runs in turn."""
+LOAD_CODE = "--load-code"
+"""The flag that permits the code that a run names."""
+WITHOUT_RUNS = ("bench", "tasks", "explain")
+"""Commands that read no run folder; all others take --load-code."""
 COMMANDS = (
     "train",
     "init",
@@ -174,7 +181,8 @@ def _answer(arguments: list[str], *, owns_process: bool) -> int:
     try:
         if owns_process:
             _import_for_good(_module_of(command))
-        return _run(command, rest)
+        with said(command not in WITHOUT_RUNS and take_switch(rest, LOAD_CODE), rest):
+            return _run(command, rest)
     except UnsafeFile as error:
         refuse(str(error))
     except KeyboardInterrupt:

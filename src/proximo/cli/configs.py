@@ -24,8 +24,6 @@ from proximo.cli.parsing import nearest
 from proximo.defaults import Default, defaults_for, facts_of, kept, with_defaults
 from proximo.door.training import OWN
 from proximo.explain import Card
-from proximo.insight.folder import RunFolder
-from proximo.outside import load_class
 from proximo.presets import ARITHMETIC, PRESETS, with_algorithm, with_values
 from proximo.storage.opening import read_file, without_links
 from proximo.tasks import Code, File
@@ -217,14 +215,12 @@ def preset_or_file(name: str, flags: Sequence[str] = ()) -> RunConfig:
 def algorithm_file(name: str) -> Algorithm:
     """The algorithm of a run's config, or one that is a file of its own; ValueError says what is wrong with it."""
     path = Path(name)
-    # A run folder may come from anyone: it decides itself which classes are loaded.
-    load = RunFolder(path.parent, load_code=True).load_class if (path.parent / "run.json").is_file() else load_class
     try:
         is_run = path.is_file() and "algorithm" in tomllib.loads(read_file(without_links(path)).decode("utf-8-sig"))
     except ValueError:
         is_run = False  # toml.load says what is wrong
     with said_later():
-        return load_run(name, load).algorithm if is_run else toml.load(name, Algorithm, load)
+        return load_run(name).algorithm if is_run else toml.load(name, Algorithm)
 
 
 def file_tables(path: str) -> list[str]:

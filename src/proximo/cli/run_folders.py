@@ -17,6 +17,7 @@ from proximo.training.runfolder.checkpoints import CHECKPOINTS
 from proximo.training.runfolder.files import TRACEBACK
 from proximo.training.runfolder.resume import Attempt
 from proximo.training.runfolder.signals import Stopped
+from proximo.trust.permission import is_everything_permitted
 
 if TYPE_CHECKING:
     from proximo.training.config import RunConfig
@@ -79,7 +80,7 @@ def launched(
             refuse("ranks.processes is 0: give the number of processes, as in --ranks 8")
         if ranks.processes == 1:
             return None
-        given = [*arguments, *([] if named else ["--run", str(folder)])]
+        given = [*arguments, *["--load-code"] * is_everything_permitted(), *([] if named else ["--run", str(folder)])]
         try:
             check_free(folder)
             with starting(ranks) as start:

@@ -37,6 +37,7 @@ from proximo.training.reward_mixing import judged
 from proximo.training.rl import evaluate as evaluation
 from proximo.training.runfolder.files import RECORD
 from proximo.training.runfolder.record import config_damage
+from proximo.trust.permission import OfRun
 
 ALL_PROBLEMS = 1_000_000
 """Number of problems that means all of a file."""
@@ -82,6 +83,7 @@ def evaluate(
     dtype: Precision | None = None,
     seed: int | None = None,
     quiet: bool = False,
+    load_code: bool = False,
 ) -> Evaluation:
     """Held-out accuracy of a model, with its 95 % interval; what `proximo eval` does.
 
@@ -95,6 +97,7 @@ def evaluate(
     rewards   what is rewarded, as in `proximo.train`
     device, dtype, seed   as in RunConfig
     quiet     no lines on stderr
+    load_code   load code that the run's config names, although you have not run it with this run before
 
     Example:
         found = proximo.evaluate("runs/mine", problems=200)
@@ -102,7 +105,7 @@ def evaluate(
     """
     refuse_kind("model", model, (str, Path), "a folder, a run's folder or a hub id")
     tell = keep_quiet if quiet else say
-    config, source = own_evaluation(str(model))
+    config, source = own_evaluation(str(model), load_code=load_code)
     if source is None and task is None:
         config, source = shipped_evaluation(str(model))
     given: dict[str, Any] = {
@@ -194,10 +197,10 @@ def on_all(config: EvalConfig, task: TaskOptions) -> EvalConfig:
     return replace(config, task=task, problems=ALL_PROBLEMS)
 
 
-def own_evaluation(name: str) -> tuple[EvalConfig, str | None]:
+def own_evaluation(name: str, *, load_code: bool = False) -> tuple[EvalConfig, str | None]:
     """As the run evaluated itself, where the model is a run of `proximo train` or one of its checkpoints, with a line
     that says so; else the defaults."""
-    found = _own_config(name, _needed)
+    found = _own_config(name, _needed, load_code)
     if found is None:
         return EvalConfig(), None
     config, file = found
@@ -251,7 +254,9 @@ def own_file(name: str) -> File | None:
     return task if isinstance(task, File) else None
 
 
-def _own_config(name: str, part: Callable[[dict[str, Any]], dict[str, Any]]) -> tuple[RunConfig, Path] | None:
+def _own_config(
+    name: str, part: Callable[[dict[str, Any]], dict[str, Any]], load_code: bool = False
+) -> tuple[RunConfig, Path] | None:
     """This part of a run's config, with defaults for the rest, and its file; None for any other model."""
     folder = without_links(name)
     run = folder.parents[1] if folder.match("checkpoints/*") else folder
@@ -270,8 +275,8 @@ def _own_config(name: str, part: Callable[[dict[str, Any]], dict[str, Any]]) -> 
         raise ValueError(f"{run}: {damage}")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UnusualChoice)  # reported when the run began
-        # A folder may come from anyone: only classes that this part needs are loaded, where the folder allows it.
-        return toml.load(str(file), RunConfig, lambda name: RunFolder(run, load_code=True).load_class(name), part), file
+        # A folder may come from anyone: only code that this part needs is loaded, where the user permits it.
+        return toml.load(str(file), RunConfig, OfRun(run, load_code), part), file
 
 
 def _needed(tables: dict[str, Any]) -> dict[str, Any]:

@@ -33,6 +33,7 @@ def fork(
     on_step: OnStep | None = None,
     track: Sequence[str] = (),
     quiet: bool = False,
+    load_code: bool = False,
     **changed: Any,
 ) -> TrainedRun:
     """Continue a run from one of its checkpoints in another folder with something changed; what `proximo fork` does.
@@ -49,6 +50,7 @@ def fork(
     fresh_optimizer  begin without the optimizer's moments
     changed          fields of RunConfig and their new values, such as steps=200
     on_step, track, quiet   as in `proximo.train`
+    load_code        load code that the run's config names, although you have not run it with this run before
 
     Example:
         other = proximo.fork("runs/mine", at=40, algorithm="gspo")
@@ -57,7 +59,7 @@ def fork(
     """
     parent = run.path if isinstance(run, OpenedRun) else without_links(run)
     point = checkpoint_at(parent, at)
-    config = _changed(RunFolder(parent, load_code=True).config, algorithm, changed)
+    config = _changed(RunFolder(parent, load_code=load_code, own_code=True).config, algorithm, changed)
     step, text = step_of(point), toml.dumps(config)
     refuse_no_steps(config, step)
     refuse_other_weights(parent, text)

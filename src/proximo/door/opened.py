@@ -37,12 +37,13 @@ from proximo.training.runfolder.rollout_files import read_columns
 HELD_OUT = "held_out/"
 
 
-def open_run(path: PathLike) -> "OpenedRun":
+def open_run(path: PathLike, *, load_code: bool = False) -> "OpenedRun":
     """Look at a run: its config, metrics, rollouts, findings and charts. Running, killed and finished runs alike.
 
     `path` is the run folder. Nothing is written to it, and what is asked for is read anew each time, so a run
     in progress can be watched. No code is executed, except by `config`, `algorithm` and `lens`, which load classes of
-    your own that the config names. ValueError where the folder holds no run.
+    your own that the config names, if you have run them with this run before; with `load_code` also what you have not.
+    ValueError where the folder holds no run.
 
     Example:
         run = proximo.open_run("runs/mine")
@@ -50,14 +51,14 @@ def open_run(path: PathLike) -> "OpenedRun":
         run.rollouts(step=12)             # every completion of a step, with its tokens
         run.plot("outcome")               # drawn by a notebook
     """
-    return OpenedRun(RunFolder(Path(path)))
+    return OpenedRun(RunFolder(Path(path)), load_code)
 
 
 class OpenedRun:
     """A run folder, opened by `proximo.open_run`."""
 
-    def __init__(self, folder: RunFolder) -> None:
-        self._folder = folder
+    def __init__(self, folder: RunFolder, load_code: bool = False) -> None:
+        self._folder, self._load_code = folder, load_code
 
     @property
     def path(self) -> Path:
@@ -72,8 +73,8 @@ class OpenedRun:
     @cached_property
     def config(self) -> RunConfig | SftConfig | RewardModelConfig | DpoConfig:
         """What the run was started with: `proximo.train(run.config, run.path)` resumes it. Classes of your own that it
-        names are loaded, if their files are outside run folders and unchanged since the run."""
-        return _config(RunFolder(self.path, load_code=True))
+        names are loaded, if you have run them with this run before, or permit it."""
+        return _config(self._loading())
 
     @property
     def config_text(self) -> str:
@@ -162,7 +163,7 @@ class OpenedRun:
 
         Example: own, sapo = run.lens(12, "sapo"); sapo.cosine
         """
-        config = RunFolder(self.path, load_code=True).config
+        config = self._loading().config
         named: dict[str, Algorithm] = {own_name(config): config.algorithm}
         for each in algorithms:
             name = _card(each).name if isinstance(each, str) else explain.named(each)
@@ -183,6 +184,10 @@ class OpenedRun:
     def tokenizer(self) -> PreTrainedTokenizerBase:
         """The tokenizer of the newest checkpoint."""
         return load_tokenizer(resolve(str(self.path)))
+
+    def _loading(self) -> RunFolder:
+        """The folder, with the code that its config names."""
+        return RunFolder(self.path, load_code=self._load_code, own_code=True)
 
     def __repr__(self) -> str:
         try:
@@ -254,7 +259,7 @@ def _config(folder: RunFolder) -> RunConfig | SftConfig | RewardModelConfig | Dp
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UnusualChoice)
             try:
-                return toml.loads(folder.config_text, kind, load=folder.load_class)
+                return toml.loads(folder.config_text, kind, code=folder)
             except ValueError:  # another kind's
                 continue
     return folder.config

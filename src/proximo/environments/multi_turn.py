@@ -20,7 +20,7 @@ from proximo.rewards.starting.places import Places
 from proximo.samplers import Stream
 from proximo.types import Problem
 
-OWN = "proximo.worlds:"
+OWN = "proximo.worlds"
 """Module whose environments and tools run in this process: they are known neither to hang nor to crash."""
 MAX_HOSTS = 32
 """Processes that have loaded an environment, for rounds that are played at the same time."""
@@ -85,7 +85,7 @@ class MultiTurn:
             raise ValueError(f"environment.tools has two functions called {twice[0]!r}: give each another name")
         if self.arguments and not self.path:
             raise ValueError(f"environment.arguments is {dict(self.arguments)}, but environment.path is empty")
-        for tool in (load_function(each) for each in self.tools if each.startswith(OWN)):
+        for tool in (load_function(each) for each in self.tools if _is_own(each)):
             getattr(tool, "check", lambda: None)()
 
     @property
@@ -137,9 +137,13 @@ class MultiTurn:
 
     def _hosts(self, places: Places | None) -> Hosts:
         job = self._job
-        if not all(each.startswith(OWN) for each in (self.path or OWN, *self.tools)):
+        if not all(map(_is_own, filter(None, (self.path, *self.tools)))):
             return Hosts(lambda rounds: ProcessHost(job, rounds, places), MAX_HOSTS)
         kind = load_class(self.path) if self.path else None
         tools = {path.rpartition(":")[2]: load_function(path) for path in self.tools}
         make = None if kind is None else lambda: kind(**self.arguments)
         return Hosts(lambda _: LocalHost(make, tools, job.max_characters), 1)
+
+
+def _is_own(path: str) -> bool:
+    return path.rpartition(":")[0] == OWN

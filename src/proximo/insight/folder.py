@@ -1,9 +1,8 @@
 """Reads a run folder at any time: half written, growing, finished or copied from elsewhere."""
 
-import hashlib
 import os
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, Literal
@@ -12,7 +11,6 @@ from proximo.algorithms import UnusualChoice
 from proximo.health.history import in_order
 from proximo.insight.lens.steps import Step, read_step
 from proximo.insight.reading import is_number
-from proximo.outside import load_class
 from proximo.storage.lines import to_row, whole_lines
 from proximo.storage.locks import NAME as LOCK
 from proximo.storage.locks import is_held
@@ -21,6 +19,8 @@ from proximo.training.config import RunConfig
 from proximo.training.old_names import loads_run
 from proximo.training.runfolder.files import METRICS, RESULT, ROLLOUTS, TRACKING, VERDICTS, stored_steps
 from proximo.training.runfolder.record import FORMAT, config_damage
+from proximo.trust.naming import named_code
+from proximo.trust.permission import OfRun
 
 State = Literal["running", "finished", "stopped"]
 DEPTH = 4
@@ -39,14 +39,15 @@ MAX_BYTES, MAX_ROWS = 256 << 20, 1_000_000
 class RunFolder:
     """The contents of a run folder, read-only.
 
-    `load_code` says whether classes of a user's own that the config names may be loaded, which executes their files.
+    Reading it executes nothing, unless the code that its config names may be loaded: with `load_code` all of it, which
+    the user permits, with `own_code` what he has run with this run before. Code in a run folder is never loaded.
 
     Example: RunFolder(Path("runs/a")).curve("outcome")[-1]
     """
 
-    def __init__(self, path: Path, *, load_code: bool = False) -> None:
+    def __init__(self, path: Path, *, load_code: bool = False, own_code: bool = False) -> None:
         self.path, self.name = without_links(path), path.resolve().name
-        self.load_code = load_code
+        self._code = OfRun(self.path, load_code, keep=own_code) if load_code or own_code else None
         self.unavailable: dict[str, str] = {}
         """Classes that the config names and that were not loaded when it was read, with the reason."""
         if not (self.path / "run.json").is_file():
@@ -62,32 +63,35 @@ class RunFolder:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UnusualChoice)  # reported at the start of the run, and in its report
             text = data.decode("utf-8-sig", errors="replace")
-            config = loads_run(text, str(path), self.load_class)
+            config = loads_run(text, str(path), self)
         if damage := config_damage(self.path, self.record):
             raise ValueError(f"{self.path}: {damage}")
         return config
 
+    def admit(self, tables: Mapping[str, Any]) -> None:
+        """Whether code that a config's tables name may be loaded. For reading alone the names do no harm: but a task
+        is asked for its problems, so that none that would load code then is accepted."""
+        try:
+            if self._code is not None:
+                self._code.admit(tables)
+            elif code := [each for each in named_code(tables) if _is_asked(each.field)]:
+                self.unavailable[code[0].value] = NOT_LOADED
+                raise ValueError(f"{code[0].field} is {code[0].value!r}: {NOT_LOADED}")
+        except ValueError as error:
+            for each in named_code(tables):
+                self.unavailable.setdefault(each.value, str(error))
+            raise
+
     def load_class(self, name: str) -> type:
-        """A user's class that the config names. A run folder may come from anyone, so reading it executes nothing, and
-        with `load_code` only files outside run folders that are unchanged since the run. ValueError says why a class is
-        not loaded."""
+        """A user's class that the config names; ValueError says why it is not loaded."""
         self.unavailable.pop(name, None)
         try:
-            if not self.load_code:
+            if self._code is None:
                 raise ValueError(NOT_LOADED)
-            return load_class(name, self._check_code)
+            return self._code.load_class(name)
         except ValueError as error:
             self.unavailable[name] = str(error)
             raise
-
-    def _check_code(self, files: Sequence[Path], content: bytes) -> None:
-        for file in files:
-            for place in (Path(os.path.abspath(file)), file.resolve()):
-                if any((folder / "run.json").exists() for folder in place.parents):
-                    raise ValueError("not loaded, because it lies in a run folder, whose code is never executed")
-        recorded = self.record.get("fingerprints")
-        if hashlib.sha256(content).hexdigest() not in (recorded.values() if isinstance(recorded, dict) else ()):
-            raise ValueError("not loaded, because it has changed since the run: put the file back as it was")
 
     @cached_property
     def config_text(self) -> str:
@@ -201,6 +205,12 @@ def _below(folder: Path, depth: int) -> Iterator[Path]:
             yield path
         if depth > 1 and path.name not in (ROLLOUTS, TRACKING, VERDICTS, "checkpoints", "evidence"):
             yield from _below(path, depth - 1)
+
+
+def _is_asked(field: str) -> bool:
+    """Whether a field belongs to what gives a task its problems, and is not the class itself, which is never loaded."""
+    path = field.split(".")
+    return path[0] == "task" and path[-1] != "type" and "reward" not in path
 
 
 def _with_step(row: dict[str, Any]) -> dict[str, Any]:

@@ -16,9 +16,10 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from importlib.machinery import EXTENSION_SUFFIXES, SOURCE_SUFFIXES, ExtensionFileLoader, FileFinder, SourceFileLoader
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any
 
 
@@ -182,14 +183,41 @@ def load(place: str) -> ModuleType:
     """A module, or a file as one."""
     if not place.endswith(".py"):
         return importlib.import_module(place)
-    sys.path.insert(0, str(Path(place).parent))  # as with `python file.py`: it may import what is next to it
-    spec = importlib.util.spec_from_file_location(f"reward_{Path(place).stem}", place)
+    folder = str(Path(place).parent)
+    sys.path_hooks.insert(0, _finders(folder, [each for each in sys.path if each != folder]))
+    sys.path_importer_cache.pop(folder, None)
+    sys.path.insert(0, folder)  # as with `python file.py`: it may import what is next to it
+    name = f"reward_{Path(place).stem}"
+    spec = importlib.util.spec_from_file_location(name, place, loader=_Source(name, place))
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
     return module
+
+
+class _Source(SourceFileLoader):
+    """Executes what a file says: cached bytecode beside it may be of another one, and is neither read nor written."""
+
+    def get_code(self, fullname: str) -> CodeType:
+        return self.source_to_code(self.get_data(self.path), self.path)
+
+
+def _finders(folder: str, others: Sequence[str]) -> Callable[[str], FileFinder]:
+    """Finds modules in a folder and below it by their source, but not in other folders of sys.path, such as that of
+    installed packages."""
+
+    def finder(path: str) -> FileFinder:
+        if not _is_below(path, folder) or any(_is_below(each, folder) and _is_below(path, each) for each in others):
+            raise ImportError
+        return FileFinder(path, (ExtensionFileLoader, EXTENSION_SUFFIXES), (_Source, SOURCE_SUFFIXES))
+
+    return finder
+
+
+def _is_below(path: str, folder: str) -> bool:
+    return path == folder or path.startswith(folder.rstrip(os.sep) + os.sep)
 
 
 def functions(module: ModuleType) -> list[str]:

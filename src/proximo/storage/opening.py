@@ -70,6 +70,18 @@ def _is_plain(part: object) -> bool:
         return False
 
 
+def run_around(path: Path) -> Path | None:
+    """The run folder that a path lies in, by its name or with its links followed: anything may be in it, from anyone.
+
+    Example: run_around(Path("runs/a/config.toml")) == Path("runs/a").absolute()
+    """
+    for place in (Path(os.path.abspath(path)), Path(os.path.realpath(path))):
+        for folder in place.parents:
+            if os.path.lexists(folder / "run.json"):
+                return folder
+    return None
+
+
 def check_utf8(path: Path) -> None:
     """ValueError for a path that is not UTF-8: libraries that write models cannot open it."""
     try:
@@ -230,8 +242,8 @@ def write_new(path: Path, data: bytes) -> None:
         file.write(data)
 
 
-def make_folder(path: Path) -> None:
-    """Create a folder, and those above it, unless they exist."""
+def make_folder(path: Path, mode: int = 0o777) -> None:
+    """Create a folder, and those above it, unless they exist; `mode` says who may use it."""
     try:
         with _folder(path):
             return
@@ -239,7 +251,7 @@ def make_folder(path: Path) -> None:
         pass
     make_folder(path.parent)
     with _folder(path.parent) as parent, suppress(FileExistsError):  # another process was faster
-        os.mkdir(path.name, dir_fd=parent)
+        os.mkdir(path.name, mode, dir_fd=parent)
     with _folder(path):
         return
 

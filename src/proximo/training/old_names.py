@@ -7,8 +7,8 @@ from functools import cache
 from typing import Any
 
 from proximo import toml
-from proximo.outside import load_class
 from proximo.training.config import RunConfig
+from proximo.trust.permission import ANYTHING, Code
 
 RENAMED = {
     "replay": "routing_replay",
@@ -23,14 +23,14 @@ ADDED = ("sampler", "environment", "ahead", "ahead.switch", "ahead.window")
 """Dotted names of a run's fields that earlier versions did not have; their default is what those versions did."""
 
 
-def load_run(path: str, load: toml.Load = load_class) -> RunConfig:
+def load_run(path: str, code: Code | None = None) -> RunConfig:
     """A run's config from a file, of this version or an earlier one."""
-    return toml.load(path, RunConfig, load, renewed)
+    return toml.load(path, RunConfig, code, renewed)
 
 
-def loads_run(text: str, source: str = "config", load: toml.Load = load_class) -> RunConfig:
+def loads_run(text: str, source: str = "config", code: Code = ANYTHING) -> RunConfig:
     """A run's config from TOML, of this version or an earlier one; `source` names the text in errors."""
-    return toml.loads(text, RunConfig, source, finite=True, load=load, renew=renewed)
+    return toml.loads(text, RunConfig, source, finite=True, code=code, renew=renewed)
 
 
 def renewed(tables: dict[str, Any]) -> dict[str, Any]:

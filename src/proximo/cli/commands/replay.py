@@ -28,7 +28,7 @@ USAGE = """usage: proximo replay RUN --step N [--as NAME ...] [--pass N] [--mode
 Recompute a stored step under the run's own algorithm and under others, and compare: policy loss, clipped and gated
 tokens, tokens that flip (have a gradient under one of the two only), where the gradient lies, and cosines between
 the gradients with respect to the log-probs.
-Classes of your own that the run's config names are loaded, if their files are outside run folders and unchanged.
+Code of your own that the run's config names is loaded if you have run it with this run before, or with --load-code.
 
 --step N       step to recompute; its rollouts must be in the run folder.
 --as NAME      algorithm to replay the step under: its name in `proximo explain --all`, or a .toml file with a run's
@@ -83,7 +83,7 @@ def _asked(arguments: list[str]) -> Replayed:
     if len(arguments) != 1 or arguments[0].startswith("-"):
         what = "no run" if not arguments else " ".join(arguments)
         refuse(f"proximo replay takes one run's folder, not {what}: proximo replay RUN --step N [--as NAME ...]")
-    run = RunFolder(Path(arguments[0]), load_code=True)
+    run = RunFolder(Path(arguments[0]), own_code=True)
     if wanted is None:
         steps = run.steps()
         there = f"there are {steps[0]} to {steps[-1]}" if steps else "no rollouts are there yet"

@@ -6,6 +6,7 @@ from pathlib import Path
 from proximo.cli.flags import refuse, take, take_switch
 from proximo.insight.folder import RunFolder
 from proximo.insight.report import summary, write_report
+from proximo.trust.permission import is_everything_permitted
 
 USAGE = """usage: proximo report RUN [--out FILE.html] [--load-code] [--json]
 
@@ -28,12 +29,11 @@ def run(arguments: list[str]) -> int:
         print(USAGE, end="")
         return 0
     as_json, out = take_switch(arguments, "--json"), take(arguments, "--out")
-    load_code = take_switch(arguments, "--load-code")
     if len(arguments) != 1 or arguments[0].startswith("-"):
         given = f", not {' '.join(arguments)}" if arguments else ""
         refuse(f"report takes the folder of one run{given}: proximo report RUN [--out FILE.html] [--load-code]")
     try:
-        run = RunFolder(Path(arguments[0]), load_code=load_code)
+        run = RunFolder(Path(arguments[0]), load_code=is_everything_permitted())
         path, facts = write_report(run, None if out is None else Path(out))
     except (OSError, ValueError) as error:
         refuse(str(error))

@@ -11,6 +11,7 @@ from proximo.cli.flags import refuse, take, take_switch
 from proximo.cli.helping.claims import stored_claims
 from proximo.cli.output.static_page import write_static
 from proximo.storage.memory import return_memory
+from proximo.trust.permission import is_everything_permitted
 
 USAGE = """usage: proximo view [RUN | DIR] [--port N] [--no-browser] [--load-code]
        proximo view --static OUT [RUN | DIR ...] [--steps LIST] [--load-code]
@@ -43,7 +44,7 @@ def run(arguments: list[str]) -> int:
         print(USAGE, end="")
         return 0
     port, quiet = _port(take(arguments, "--port")), take_switch(arguments, "--no-browser")
-    load_code = take_switch(arguments, "--load-code")
+    load_code = is_everything_permitted()
     out, steps = take(arguments, "--static"), take(arguments, "--steps")
     if out is not None:
         return write_static(Path(out), arguments, steps, load_code=load_code)

@@ -5,6 +5,7 @@ from importlib import import_module
 from pathlib import Path
 
 from proximo.cli.flags import asks_for_help, refuse, take
+from proximo.storage.opening import read_text, without_links
 from proximo.training.runfolder.record import read_record
 
 USAGE = """usage: proximo resume RUN [--steps N --allow-change steps] [--field VALUE ...]
@@ -13,7 +14,8 @@ Go on with a run that ended early, from its newest checkpoint and with its own c
 
 RUN is the folder of a run of train, fork, sft, dpo or reward-model. It does what repeating the run's command with the
 same --run does, and takes that command's flags: --track NAME, --ranks N, --accept-lost-rows, --allow-change FIELD with
-a field that is to change, --json. Rounds, comparisons and pipelines resume by repeating their command.
+a field that is to change, --json. Code of your own that its config names is loaded if you have run it with this run
+before, or with --load-code. Rounds, comparisons and pipelines resume by repeating their command.
 
 examples:
   proximo resume runs/a
@@ -27,7 +29,7 @@ def run(arguments: list[str]) -> int:
         return 0
     if not arguments or arguments[0].startswith("-"):
         refuse("resume needs the folder of a run: proximo resume RUN")
-    folder = Path(arguments.pop(0))
+    folder = without_links(arguments.pop(0))
     if (other := take(arguments, "--run")) is not None:
         refuse(f"--run {other}: resume goes on in {folder}; to begin another run there, proximo fork {folder}")
     command = _command(folder)
@@ -45,7 +47,7 @@ def _command(folder: Path) -> str:
         refuse(str(error))
     if not is_run:
         refuse(f"{folder} holds no run: give the folder of one, such as runs/demo")
-    tables = tomllib.loads((folder / "config.toml").read_text(encoding="utf-8"))
+    tables = tomllib.loads(read_text(folder / "config.toml"))  # as read_record has read it
     if "algorithm" in tables:
         return "train"
     if "dynamic" in tables:

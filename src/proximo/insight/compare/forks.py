@@ -39,7 +39,7 @@ class _Fork:
 def fork_result(folders: Sequence[Path], command: str) -> Result:
     """The comparison of a run with its forks; ValueError if the folders are something else. A parent that is not
     given is added."""
-    parents, forks = _sorted([RunFolder(folder, load_code=True) for folder in folders])
+    parents, forks = _sorted([RunFolder(folder, own_code=True) for folder in folders])
     arms: dict[tuple[int, tuple[tuple[str, str], ...]], list[_Fork]] = {}
     for fork in forks:
         arms.setdefault(fork.arm, []).append(fork)
@@ -95,7 +95,7 @@ def _sorted(runs: Sequence[RunFolder]) -> tuple[list[RunFolder], list[_Fork]]:
 
 def _parent(fork: RunFolder, path: Path) -> RunFolder:
     try:
-        return RunFolder(path, load_code=True)
+        return RunFolder(path, own_code=True)
     except ValueError:
         raise ValueError(
             f"{fork.path} is a fork of {path}, which is not there: give the folder of that run too"

@@ -30,7 +30,7 @@ def gathered(plan: ComparisonPlan, place: Place, failures: Sequence[Failure], co
     failed = {failure.job.name: failure.message for failure in failures}
     for job in plan.jobs():
         try:
-            facts = gather(RunFolder(place.run(job), load_code=True))
+            facts = gather(RunFolder(place.run(job), own_code=True))
         except ValueError:
             facts = None
         if facts is not None and facts.result is not None:

@@ -52,7 +52,7 @@ class Facts:
             warnings.simplefilter("always")
             for kind, command in COMMANDS:
                 try:
-                    config = toml.loads(self.run.config_text, kind, load=self.run.load_class, renew=renewed)
+                    config = toml.loads(self.run.config_text, kind, code=self.run, renew=renewed)
                 except ValueError:  # of another command or version
                     continue
                 return config, command, [str(each.message) for each in raised if each.category is UnusualChoice]

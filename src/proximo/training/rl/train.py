@@ -43,6 +43,8 @@ def train(run: Run, attempt: Attempt | None = None, *, ends: Callable[[], bool] 
         # Nothing is written before this: a run that cannot be resumed, because too much was changed, stays as it is.
         state = None if attempt.resume_from is None else checkpointer.restore(attempt.resume_from, run.task)
         attempt.start({"parameters": run.parameters})
+        if attempt.unremembered is not None:
+            run.progress.warned(0 if state is None else state.step, attempt.unremembered)
         outcome = _train(run, checkpointer, state, ends)
         run.log.settle()
         attempt.finish(outcome.to_dict())

@@ -6,6 +6,7 @@ checkpoint, starts from the beginning if there is none, or does nothing if it is
 
 import hashlib
 import json
+import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime
@@ -52,6 +53,7 @@ from proximo.training.runfolder.record import (
 )
 from proximo.training.runfolder.signals import Stopped
 from proximo.training.runfolder.state import read_origin
+from proximo.trust.permission import remember_run
 from proximo.version import __version__
 
 WITHOUT_NUMBERS = (LOCK, "config.toml", "run.json", EVENTS, TRACEBACK, TRACKING, VERDICTS)
@@ -88,6 +90,8 @@ class Attempt:
         """Messages about newer checkpoints that cannot be used."""
         self.altered: list[str] = []
         """Messages about files that are not as the run left them and that it needs no more."""
+        self.unremembered: str | None = None
+        """Message if the code that the run uses could not be remembered as the user's own, once it has started."""
         self.result: dict[str, Any] | None = None
         """Result of a finished run."""
         self.number = 1 if self._record is None else len(self._record["attempts"]) + 1
@@ -178,6 +182,9 @@ class Attempt:
             self.log.event(step, "lost_rows", message)
         for message in self.altered:
             self.log.event(step, "altered_file", message)
+        self.unremembered = remember_run(self.folder, self._identity(), tomllib.loads(self._config_toml))
+        if self.unremembered is not None:
+            self.log.event(step, "not_remembered", self.unremembered)
         for what in others:
             self.log.event(step, "other_software", f"{what}: numbers may differ in their last digits")
         return self.log
