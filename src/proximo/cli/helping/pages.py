@@ -32,12 +32,12 @@ def stored_help(command: str, arguments: Sequence[str]) -> str | None:
 
 
 def write_pages() -> None:
-    """Render and store all of them, and the claims of the atlas."""
-    from proximo.cli.helping.claims import write_claims
+    """Render and store all of them, and the verdicts of studies."""
     from proximo.cli.helping.completion import help_of
+    from proximo.cli.helping.verdicts import write_verdicts
 
     os.environ["COLUMNS"] = str(WIDTH)
     folder().mkdir(exist_ok=True)
     for command in PAGED:
         (folder() / f"{command}.txt").write_text(help_of(command), encoding="utf-8")
-    write_claims()
+    write_verdicts()
