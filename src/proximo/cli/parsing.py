@@ -137,7 +137,11 @@ def _unknown(default: object, flag: str, following: Sequence[str], prog: str) ->
     kinds = classes(known[table][2]) if table in known else []
     if owners := [each.__name__ for each in kinds if field in _names(each)]:
         return f"{name} belongs to {table}.type {' or '.join(owners)}: give that, too"
-    return f"{name}: there is no such flag{_nearest_flag(name, list(known))}; {prog} --help lists all"
+    return no_such_flag(name, list(known), prog)
+
+
+def no_such_flag(name: str, known: Sequence[str], prog: str) -> str:
+    return f"{name}: there is no such flag{_nearest_flag(name, known)}; {prog} --help lists all"
 
 
 def _names(kind: type) -> list[str]:

@@ -190,7 +190,8 @@ def _own(model: str | Path, data: Any) -> RunConfig:
     """Where the config of a model begins; data have to be given with it."""
     if data is None:
         raise ValueError(
-            f"data is not given: name what {model} is trained on, a file, rows, or a task such as proximo.Arithmetic()"
+            f"data is not given: name what {model} is trained on, a file, rows, or a task such as "
+            "proximo.tasks.Arithmetic()"
         )
     return replace(OWN, model=str(model))
 

@@ -9,8 +9,8 @@ from typing import TypeVar
 from transformers.utils.logging import disable_progress_bar
 
 from proximo import toml
-from proximo.cli.configs import file_tables, flag_names
 from proximo.cli.flags import asks_for_help, changed, refuse, say, take, take_switch
+from proximo.cli.naming import file_tables, flag_names
 from proximo.cli.run_folders import (
     ACCEPT_LOST,
     launched,

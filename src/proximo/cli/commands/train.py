@@ -27,10 +27,12 @@ from proximo.cli.run_folders import (
     with_ranks,
 )
 from proximo.defaults import Default, listed
+from proximo.door.evaluating import task_name
 from proximo.door.planning import fit_here
 from proximo.door.training import trained
 from proximo.insight.doctor.checkup import standing, summary
-from proximo.plain_text import quoted, visible
+from proximo.models import pick_device
+from proximo.plain_text import counted, quoted, visible
 from proximo.storage.opening import without_links
 from proximo.training.config import RunConfig
 from proximo.training.pipeline import PipelineConfig
@@ -89,6 +91,7 @@ def run(arguments: list[str]) -> int:
     if dry_run:
         _print_plan(config, defaults, as_json)
         return 0
+    say(_about(config))
     path = without_links(Path(folder) if folder else Path("runs") / f"{datetime.now():%Y%m%d-%H%M%S}")
     if config.ranks is not None:
         status = launched(config.ranks, ["train", *given], path, lambda: follow_run(config), named=folder is not None)
@@ -120,6 +123,12 @@ def train_in(
         return 1
     _print_result(path, outcome, as_json)
     return 0
+
+
+def _about(config: RunConfig) -> str:
+    """A run in a line, before its model is loaded."""
+    algorithm, device = explain.nearest(config.algorithm).name, pick_device(config.device)
+    return f"{algorithm} on {task_name(config.task)}, model {config.model}, {counted(config.steps, 'step')}, {device}"
 
 
 def _print_plan(config: RunConfig, defaults: Sequence[Default], as_json: bool) -> None:

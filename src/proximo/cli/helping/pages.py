@@ -25,6 +25,13 @@ def stored_help(command: str, arguments: Sequence[str]) -> str | None:
         return None
     if "COLUMNS" in os.environ or shutil.get_terminal_size((WIDTH, 24)).columns < WIDTH:
         return None
+    return stored_page(command)
+
+
+def stored_page(command: str) -> str | None:
+    """The page of a command; None where there is none."""
+    if command not in PAGED:
+        return None
     try:
         return (folder() / f"{command}.txt").read_text(encoding="utf-8")
     except OSError:
