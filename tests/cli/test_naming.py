@@ -8,7 +8,7 @@ import pytest
 from proximo.cli import main
 from proximo.cli.helping.flag_names import unknown_flag
 from proximo.cli.naming import DEMO, first_line
-from proximo.cli.parsing import _flags
+from proximo.cli.parsing import flags_of
 from proximo.data import DataFile
 from proximo.door.evaluating import EvalConfig
 from proximo.presets import ARITHMETIC, PRESETS
@@ -28,7 +28,7 @@ CONFIGS = {
 
 @pytest.mark.parametrize("command", CONFIGS)
 def test_no_flag_of_a_stage_is_taken_for_a_wrong_one(command):
-    for name, _ in _flags(CONFIGS[command], "--"):
+    for name, _ in flags_of(CONFIGS[command], "--"):
         assert unknown_flag(command, [name, "1"]) is None, name
         assert unknown_flag(command, [f"{name.replace('-', '_').replace('__', '--', 1)}=1"]) is None, name
 
@@ -37,7 +37,7 @@ def test_no_flag_of_a_stage_is_taken_for_a_wrong_one(command):
     "preset", [each for each in PRESETS if isinstance(each.config, RunConfig)], ids=lambda it: it.name
 )
 def test_no_flag_of_a_run_is_taken_for_a_wrong_one(preset):
-    for name, _ in _flags(preset.config, "--"):
+    for name, _ in flags_of(preset.config, "--"):
         assert unknown_flag("train", [name, "1"]) is None, name
 
 
@@ -113,3 +113,7 @@ def test_the_first_line_names_what_is_given():
     assert first_line("train", ["run.toml", "--run", "runs/a", "--task.type", "Echo", "--model", "m"]) == (
         "train run.toml, model m, task.type Echo, run runs/a; loading torch"
     )
+
+
+def test_plan_reads_no_data_with_a_model_that_nobody_named(capsys):
+    assert "--data is read with a model's tokenizer: give --model MODEL" in refusal(["plan", "--data", "x"], capsys)
