@@ -15,11 +15,12 @@ from proximo.cli.flags import (
     read_number,
     refuse,
     said_later,
+    say,
     take,
     take_number,
     with_pieces,
 )
-from proximo.cli.naming import named
+from proximo.cli.naming import DEMO, named
 from proximo.cli.parsing import nearest
 from proximo.defaults import Default, defaults_for, facts_of, kept, with_defaults
 from proximo.door.training import OWN
@@ -178,7 +179,9 @@ def preset_or_file(name: str, flags: Sequence[str] = ()) -> RunConfig:
         except ValueError as error:
             refuse(str(error))
         if not asks_for_help(flags):
-            refuse_half(name, named([name, *flags]))
+            refuse_half(name, found := named([name, *flags]))
+            if not found:
+                say(DEMO)
         return config
     found = preset(name)
     if found is None:

@@ -22,11 +22,11 @@ def first_line(command: str, arguments: Sequence[str]) -> str | None:
     of_demo = command in OF_DEMO or (command == "compare" and {"--algorithms", "--ablate"} & set(flag_names(arguments)))
     if asks_for_help(arguments) or not of_demo:
         return None
-    if not named(arguments):
+    first = [each for each in arguments[:1] if not each.startswith("-")]
+    if not first and not named(arguments):
         return DEMO
     if command != "train":
         return None
-    first = [arguments[0]] if not arguments[0].startswith("-") else []
     shown = [f"{flag.lstrip('-')} {value}" for flag in SHOWN if (value := _value(arguments, flag))]
     return f"train {', '.join([*first, *shown])}; loading torch"
 

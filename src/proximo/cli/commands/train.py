@@ -91,14 +91,19 @@ def run(arguments: list[str]) -> int:
     if dry_run:
         _print_plan(config, defaults, as_json)
         return 0
-    say(_about(config))
     path = without_links(Path(folder) if folder else Path("runs") / f"{datetime.now():%Y%m%d-%H%M%S}")
     if config.ranks is not None:
         status = launched(config.ranks, ["train", *given], path, lambda: follow_run(config), named=folder is not None)
         if status is not None:
             return status
     return train_in(
-        path, config, allowed, opening=listed(defaults), accept_lost=accept_lost, trackers=trackers, as_json=as_json
+        path,
+        config,
+        allowed,
+        opening=[_about(config), *listed(defaults)],
+        accept_lost=accept_lost,
+        trackers=trackers,
+        as_json=as_json,
     )
 
 
@@ -126,8 +131,9 @@ def train_in(
 
 
 def _about(config: RunConfig) -> str:
-    """A run in a line, before its model is loaded."""
-    algorithm, device = explain.nearest(config.algorithm).name, pick_device(config.device)
+    """A run in a line, before its first step."""
+    algorithm = explain.nearest(config.algorithm).name
+    device = pick_device("auto") if config.device == "auto" else config.device
     return f"{algorithm} on {task_name(config.task)}, model {config.model}, {counted(config.steps, 'step')}, {device}"
 
 
