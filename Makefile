@@ -63,8 +63,8 @@ diagrams: .venv/.ready
 gallery: .venv/.ready
 	$(BIN)/python docs/gallery.py
 
-# Writes the help texts that `proximo train --help` and others print without importing torch, and the claims that
-# `proximo view` shows, from the results in docs/studies.
+# Writes the help texts that `proximo train --help` and others print without importing torch, and the verdicts that
+# `proximo study` lists, from the results in docs/studies.
 pages: .venv/.ready
 	$(BIN)/python -c "from proximo.cli.helping.pages import write_pages; write_pages()"
 

@@ -14,7 +14,7 @@ from experiments.large_step import launched, served
 from proximo.insight.folder import RunFolder
 
 SIZES = {"desk": (1280, 800), "phone": (390, 844)}
-TABS = ("overview", "stability", "performance", "events", "config", "all", "claims")
+TABS = ("overview", "stability", "performance", "events", "config", "all")
 SECONDS = 2.0
 """Seconds until a page is drawn."""
 

@@ -44,12 +44,12 @@ Importing proximo is light: torch and all else load with the first name that nee
 in its own help, and docs/guides/python.md goes through them.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+import importlib as _importlib
+import typing as _typing
 
 from proximo.version import __version__
 
-if TYPE_CHECKING:
+if _typing.TYPE_CHECKING:
     from proximo import presets, rewards, tasks
     from proximo.acting import Done, Environment, Observation
     from proximo.algorithms import DAPO, GRPO, GSPO, PPO, SAPO, Algorithm, UnusualChoice
@@ -177,17 +177,17 @@ _WHERE = {
 }
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> "_typing.Any":
     """Names are imported when they are first asked for: torch takes seconds, and help needs none of it."""
     if name in _ROOMS:
-        return import_module(f"proximo.{name}")
+        return _importlib.import_module(f"proximo.{name}")
     module = next((module for module, names in _WHERE.items() if name in names), None)
     if module is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f"proximo.{module}"), name)
+    value = getattr(_importlib.import_module(f"proximo.{module}"), name)
     globals()[name] = value
     return value
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})

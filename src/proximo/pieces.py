@@ -8,12 +8,17 @@ import dataclasses
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping
+from functools import cache
+from numbers import Integral, Real
 from typing import Any, Literal
 
 from proximo import outside
 
 RESERVED = "type"
 """The key of a table that says which class it is, so no field is called so."""
+NUMBERS: Mapping[type, tuple[type, ...]] = {int: (Integral,), float: (Real,), types.NoneType: (types.NoneType,)}
+"""What is accepted where a field holds a number, or none."""
+WORDS = {int: "a whole number", float: "a number", types.NoneType: "None"}
 SPECIAL = ("__call__",)
 """Special methods that a protocol asks for."""
 
@@ -52,6 +57,30 @@ def given_fields(kind: type) -> Iterator[tuple[dataclasses.Field[Any], Any]]:
         if field.init:
             assert field.name != RESERVED, f"{kind.__name__}.type would hide which class a table is"
             yield field, hints[field.name]
+
+
+def check_kinds(value: object, path: str = "") -> None:
+    """Refuse a number that is text, and a table that is a dict or a class of another library's: ValueError says what
+    the field holds."""
+    for name, kinds, wanted in _closed_fields(type(value)):
+        held = vars(value)[name]
+        if not isinstance(held, kinds):
+            shown = repr(held) if isinstance(held, str) else f"a {type(held).__name__}"
+            raise ValueError(f"{path}{name} is {shown}: give {wanted}")
+
+
+@cache
+def _closed_fields(kind: type) -> list[tuple[str, tuple[type, ...], str]]:
+    """The fields that hold numbers or one of a few classes, with what they may hold and its name for a person."""
+    found = []
+    for field, its_kind in given_fields(kind):
+        members = union_members(its_kind)
+        tables = all(each is types.NoneType or each in classes(its_kind) for each in members)
+        if (tables and members != (types.NoneType,)) or all(each in NUMBERS for each in members):
+            kinds = tuple(each for member in members for each in NUMBERS.get(member, (member,)))
+            names = [WORDS.get(each) or f"a {each.__name__}(...)" for each in members]
+            found.append((field.name, kinds, " or ".join(names)))
+    return found
 
 
 # Classes of a user's own

@@ -19,12 +19,23 @@ def visible(text: str, most: int | None = None) -> str:
     # Nearly all text is printed as it is.
     if not shown.replace("\n", "").isprintable():
         shown = "".join(character if _is_printed(character) else _spelled(character) for character in shown)
-    return f"{shown}… ({rest} more characters)" if rest else shown
+    return f"{shown}{_more(rest)}" if rest else shown
 
 
 def quoted(value: object, most: int = 200) -> str:
     """A value from a model or a file, quoted in one line."""
-    return visible(repr(value[: most + 1] if isinstance(value, str) else value), most)
+    if isinstance(value, str) and len(value) > most:
+        return f"{visible(repr(value[:most]))}{_more(len(value) - most)}"
+    return visible(repr(value), most if not isinstance(value, str) else None)
+
+
+def counted(number: int, what: str) -> str:
+    """Example: counted(1, "step") == "1 step"; counted(2, "step") == "2 steps"."""
+    return f"{number} {what}{'s' * (number != 1)}"
+
+
+def _more(rest: int) -> str:
+    return f"… ({counted(rest, 'more character')})"
 
 
 def _is_printed(character: str) -> bool:

@@ -93,7 +93,8 @@ def test_train_prints_one_json_object_and_nothing_else(folder, tmp_path, capsys)
     run = tmp_path / "run"
     assert main(["train", "--model", folder, "--task.type", "Arithmetic", "--run", str(run), "--json", *TINY_RUN]) == 0
     result = json.loads(capsys.readouterr().out)
-    names = ["run", "steps", "held_out_before", "held_out_after", "generated_tokens", "seconds", "findings"]
+    names = ["run", "steps", "checkpoint", "ended", "better"]
+    names += ["held_out_before", "held_out_after", "generated_tokens", "seconds", "findings"]
     assert list(result) == names
     assert (result["run"], result["steps"]) == (str(run), 1)
     assert 4 <= result["generated_tokens"] <= 12  # 2 × 2 completions of 1 to 3 tokens

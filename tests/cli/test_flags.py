@@ -12,7 +12,8 @@ from proximo.cli.configs import base_config
 from proximo.cli.flags import as_flags, changed
 from proximo.maths import EntropyBonus, KlReward, SoftOverlong, TokenTruncated, ValueLoss
 from proximo.presets import PRESETS
-from proximo.rewards import ExactMatch, FormatReward
+from proximo.rewards import ExactMatch, FormatReward, PythonFunction
+from proximo.tasks import File
 from proximo.training.config import CheckpointOptions, RunConfig, ValueOptions
 from proximo.training.reward_mix import RewardMix, RewardModel, WeightedRule
 
@@ -178,6 +179,17 @@ def test_what_is_wrong_with_a_flag_is_one_line(flags: str, line: str, capsys):
     assert stopped.value.code == 2
     assert said.startswith(f"error: {line}")
     assert said.count("\n") == 1
+
+
+def test_a_flag_that_only_one_piece_can_mean_chooses_it():
+    """--task.reward.path can be PythonFunction's alone, which cannot be made without it."""
+    base = RunConfig(task=File("x.jsonl"))
+    found = changed(base, ["--task.reward.path", "f.py:f", "--task.reward.seconds=3"], prog="test", description="")
+    assert isinstance(found.task, File)
+    assert found.task.reward == PythonFunction("f.py:f", seconds=3.0)
+    both = ["--task.type", "File", "--task.path", "y.jsonl", "--task.reward.path=f.py:f"]
+    task = changed(RunConfig(), both, prog="test", description="").task
+    assert task == File("y.jsonl", reward=PythonFunction("f.py:f"))
 
 
 def test_messages_name_options_as_python_does_and_commands_show_flags():

@@ -13,9 +13,9 @@ import pytest
 import proximo
 from proximo.algorithms import Algorithm
 from proximo.cli import COMMANDS, STAGES, main
-from proximo.cli.helping.claims import gathered_claims, gathered_verdicts, stored_claims, stored_verdicts
 from proximo.cli.helping.completion import help_of
 from proximo.cli.helping.pages import PAGED, WIDTH, folder, stored_help
+from proximo.cli.helping.verdicts import gathered_verdicts, stored_verdicts
 from proximo.door.evaluating import EvalConfig
 from proximo.pieces import classes, given_fields
 from proximo.presets import PRESETS
@@ -197,7 +197,6 @@ def test_the_package_gives_its_names_when_asked():
         proximo.DAP  # noqa: B018
 
 
-def test_the_claims_of_the_page_are_those_of_the_atlas():
+def test_the_stored_verdicts_are_those_of_the_studies():
     """`make pages` writes them."""
-    assert stored_claims() == gathered_claims()
     assert stored_verdicts() == gathered_verdicts()

@@ -1,16 +1,20 @@
 """`proximo.train` and `proximo.config_for` of a model and data: what the command line chooses, without a config."""
 
+import inspect
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import transformers
 
 import proximo
 from proximo import toml
 from proximo.cli import main
+from proximo.cli.flags import changed
 from proximo.environments import MultiTurn
 from proximo.rewards import ExactMatch
 from proximo.tasks import Arithmetic, File
@@ -65,7 +69,7 @@ def test_what_train_returns_is_the_run(capsys):
     run = proximo.train(small(steps=1), "runs/mine", quiet=True)
     opened = proximo.open_run("runs/mine")
     assert isinstance(run, proximo.OpenedRun)
-    assert repr(run) == repr(opened) == "<run runs/mine: grpo, finished, 1 steps>"
+    assert repr(run) == repr(opened) == "<run runs/mine: grpo, finished, 1 step>"
     assert run.metrics() == opened.metrics()
     assert run.rollouts(1) == opened.rollouts(1)
     result = opened.result
@@ -157,3 +161,41 @@ def test_bad_rows_are_left_out_by_the_task():
         proximo.config_for(MODEL, data="some.jsonl", quiet=True)
     task = replace(proximo.task_of("some.jsonl", model=MODEL, quiet=True), skip_bad=True)  # pyright: ignore
     assert proximo.config_for(MODEL, data=task, quiet=True).task == task
+
+
+def test_arguments_of_another_kind_are_refused_in_a_line(tmp_path):
+    """Each was a TypeError from somewhere inside, or was accepted and refused later with a long repr."""
+    task = proximo.tasks.Arithmetic()
+    with pytest.raises(TypeError, match="^steps is '10': give a whole number, such as 40$"):
+        proximo.train(MODEL, tmp_path / "run", data=task, steps="10")  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ValueError, match=r"^training is a dict: give a TrainingOptions\(...\)$"):
+        proximo.RunConfig(training={"groups": 3})  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ValueError, match=r"^training\.groups is '8': give a whole number$"):
+        proximo.TrainingOptions(groups="8")  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ValueError, match="^steps is '3': give a whole number$"):
+        proximo.RunConfig(steps="3")  # pyright: ignore[reportArgumentType]
+    other: object = SimpleNamespace(r=8)  # such as another library's LoraConfig
+    with pytest.raises(TypeError, match=r"proximo\.Lora"):
+        proximo.config_for(MODEL, data=task, adapter=other)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ValueError, match=r"^adapter is a SimpleNamespace: give a Lora\(...\) or None$"):
+        proximo.RunConfig(adapter=other)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ValueError, match="no tracker is called 'tensorbord'"):
+        proximo.train(MODEL, tmp_path / "run", data=task, track="tensorbord")
+
+
+def test_numbers_of_numpy_are_numbers():
+    assert proximo.RunConfig(steps=np.int64(3), training=proximo.TrainingOptions(learning_rate=np.float64(1e-5)))
+
+
+def test_the_package_shows_its_own_names_and_short_signatures():
+    shown = [name for name in dir(proximo) if not name.startswith("__")]
+    assert sorted(shown) == sorted(name for name in proximo.__all__ if name != "__version__")
+    for function in (proximo.train, proximo.config_for, proximo.evaluate):
+        assert len(str(inspect.signature(function))) < 700, function
+
+
+def test_a_reward_function_and_examples_need_no_type_of_their_own(tmp_path):
+    """--ptx.path alone works, as the changelog says."""
+    config = changed(proximo.RunConfig(), ["--ptx.path", "x.jsonl"], prog="test", description="")
+    assert config.ptx is not None
+    assert config.ptx.path == "x.jsonl"

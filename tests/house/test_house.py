@@ -80,6 +80,20 @@ def test_the_constraints_are_within_the_ranges():
     for each in map(Requirement, wanted):
         if each.name != "proximo":
             assert each.specifier.contains(pinned[canonicalize_name(each.name)]), each
+    for each in map(Requirement, [line for lines in extras.values() for line in lines]):
+        version = pinned.get(canonicalize_name(each.name))
+        assert version is None or each.specifier.contains(version), each
+
+
+def test_the_constraints_leave_room_for_what_extras_need():
+    """An extra whose package needs an older version than the one pinned could not be installed with the constraints.
+
+    trackio, the newest and the last that installs with huggingface-hub 2, needs a pillow before 13, and the releases
+    before it a huggingface-hub before 2.
+    """
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    pinned = {canonicalize_name(name): version for name, _, version in (line.partition("==") for line in lines)}
+    assert Requirement("pillow<13").specifier.contains(pinned.get("pillow", "12"))
 
 
 def test_what_loads_no_model_imports_no_model_code():

@@ -1,6 +1,7 @@
 """Folders of adapters: what peft and transformers read in them, and what is refused."""
 
 import json
+import logging
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +15,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from proximo.models import load_model, load_tokenizer, tiny_model, tiny_tokenizer
 from proximo.models.adapters.files import CONFIG, WEIGHTS, save_model
-from proximo.models.adapters.lora import Lora, add_lora, has_adapter
+from proximo.models.adapters.lora import Lora, add_lora, has_adapter, import_peft
 from proximo.models.adapters.starting import base_for
 from proximo.models.loading import base_of, read_config
 from proximo.models.reward_models import load_reward_model
@@ -173,3 +174,15 @@ def test_without_peft_the_extra_is_named(adapter: Path, base: Path, monkeypatch)
     for work in (lambda: load_model(str(adapter)), lambda: base_for(str(base))):
         with pytest.raises(ValueError, match=r"an adapter needs the package peft .*pip install 'proximo\[lora\]'"):
             work()
+
+
+def test_peft_is_imported_without_advice_on_packages_that_are_not_used(tmp_path, monkeypatch, caplog):
+    """bitsandbytes, which peft imports where it is installed, advises to install kernels, on some processors only."""
+    advice = 'logging.getLogger("bitsandbytes.backends.cpu.ops").warning("Failed to load CPU gemm_4bit_forward")'
+    (tmp_path / "peft.py").write_text(f"import logging\n{advice}\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "peft", raising=False)
+    assert import_peft().__file__ == str(tmp_path / "peft.py")
+    monkeypatch.delitem(sys.modules, "peft")
+    assert not caplog.records
+    assert logging.getLogger("bitsandbytes.backends.cpu.ops").level == logging.NOTSET

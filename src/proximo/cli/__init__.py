@@ -8,8 +8,10 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
-from proximo.cli.flags import asks_for_help, refuse, take_switch
+from proximo.cli.flags import asks_for_help, refuse, say, take_switch
+from proximo.cli.helping.flag_names import unknown_flag
 from proximo.cli.helping.pages import stored_help
+from proximo.cli.naming import DEMO, first_line
 from proximo.cli.parsing import nearest
 from proximo.storage.opening import UnsafeFile
 from proximo.trust.permission import said
@@ -175,6 +177,10 @@ def _answer(arguments: list[str], *, owns_process: bool) -> int:
     if (page := stored_help(command, rest)) is not None:
         print(page, end="")
         return 0
+    if not asks_for_help(rest) and (wrong := unknown_flag(command, rest)) is not None:
+        refuse(wrong)
+    if (line := first_line(command, rest)) is not None and (owns_process or line == DEMO):
+        say(line)
     for each in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(each) is not signal.SIG_IGN:  # ignored under nohup
             signal.signal(each, lambda number, _: sys.exit(128 + number))

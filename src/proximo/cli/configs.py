@@ -20,6 +20,7 @@ from proximo.cli.flags import (
     take_number,
     with_pieces,
 )
+from proximo.cli.naming import DEMO, named
 from proximo.cli.parsing import nearest
 from proximo.defaults import Default, defaults_for, facts_of, kept, with_defaults
 from proximo.door.training import OWN
@@ -31,10 +32,6 @@ from proximo.training.config import RunConfig
 from proximo.training.old_names import load_run
 from proximo.training.pipeline import PipelineConfig
 from proximo.training.reward_mix import RewardModel
-
-DEMO = f"the demo: sums of two numbers with {ARITHMETIC.model}; for your own, give --model MODEL --data DATA"
-NAMES = {"model": ("--model",), "data": ("--data", "--task", "--task.type")}
-"""Flags, and a file's keys as such, that name what is trained, and on what."""
 
 
 def base_config(arguments: list[str], default: RunConfig = ARITHMETIC) -> RunConfig:
@@ -56,11 +53,8 @@ def run_config(
     arguments: list[str], *, prog: str, usage: str, description: str, help_more: str, skip_bad: bool = False
 ) -> tuple[RunConfig, list[Default]]:
     """The run that a command line describes, and the defaults in it that were chosen for its model and data."""
-    is_demo = not asks_for_help(arguments) and not _named(arguments)
     base, defaults = suited_base(arguments, prog=prog, skip_bad=skip_bad)
     config = changed(base, arguments, prog=prog, usage=usage, description=description, help_more=help_more)
-    if is_demo:
-        say(DEMO)
     return _skipping(config, skip_bad), kept(config, defaults)
 
 
@@ -68,7 +62,7 @@ def suited_base(arguments: list[str], *, prog: str, skip_bad: bool = False) -> t
     """What flags are applied to: a preset or a file, or if the flags name a model or data, a config with defaults for
     those, which are returned too. What names the config is taken from the arguments."""
     if not asks_for_help(arguments) and (not arguments or arguments[0].startswith("-")):
-        refuse_half(prog, _named(arguments))
+        refuse_half(prog, named(arguments))
     if not _names_own(arguments):
         return base_config(arguments), []
     base = base_config(arguments, OWN)
@@ -86,21 +80,7 @@ def _names_own(arguments: Sequence[str]) -> bool:
     """Whether the flags name a model or data, and no preset or file comes first: the demo's settings would not suit."""
     if arguments and not arguments[0].startswith("-"):
         return False
-    return bool(_named(arguments))
-
-
-def flag_names(arguments: Sequence[str]) -> list[str]:
-    """The names of the flags that are given, such as --model."""
-    return [each.partition("=")[0] for each in arguments if each.startswith("--")]
-
-
-def _named(arguments: Sequence[str]) -> set[str]:
-    """Which of a model and data the arguments name, by flags, a preset or a file."""
-    first = arguments[0] if arguments and not arguments[0].startswith("-") else ""
-    if first and not first.endswith(".toml"):
-        return set(NAMES)
-    known = {*flag_names(arguments), *(f"--{key}" for key in file_tables(first))}
-    return {what for what, names in NAMES.items() if not known.isdisjoint(names)}
+    return bool(named(arguments))
 
 
 def refuse_half(source: str, named: Collection[str]) -> None:
@@ -197,7 +177,9 @@ def preset_or_file(name: str, flags: Sequence[str] = ()) -> RunConfig:
         except ValueError as error:
             refuse(str(error))
         if not asks_for_help(flags):
-            refuse_half(name, _named([name, *flags]))
+            refuse_half(name, found := named([name, *flags]))
+            if not found:
+                say(DEMO)
         return config
     found = preset(name)
     if found is None:
@@ -221,14 +203,6 @@ def algorithm_file(name: str) -> Algorithm:
         is_run = False  # toml.load says what is wrong
     with said_later():
         return load_run(name).algorithm if is_run else toml.load(name, Algorithm)
-
-
-def file_tables(path: str) -> list[str]:
-    """The keys at the top of a TOML file; none of one that cannot be read, which is refused where it is loaded."""
-    try:
-        return list(tomllib.loads(read_file(without_links(Path(path)), toml.MAX_BYTES).decode("utf-8-sig")))
-    except (OSError, ValueError, RecursionError):
-        return []
 
 
 def preset(name: str) -> RunConfig | PipelineConfig | None:

@@ -10,7 +10,7 @@ from types import NoneType
 from typing import Any, NoReturn, TypeVar
 
 from proximo.cli.helping.choices import element, holds_several, is_required, required_choice, type_lines
-from proximo.cli.parsing import asks_for_help, nearest, parsed
+from proximo.cli.parsing import asks_for_help, flags_of, nearest, parsed
 from proximo.door import telling
 from proximo.door.refusing import refuse_values
 from proximo.outside import is_outside
@@ -78,6 +78,29 @@ def with_pieces(value: Value, flags: list[str]) -> Value:
             path = prefix.removeprefix("--").replace("-", "_")
             try:
                 value = _with_piece(value, path.split("."), name, prefix, verb, flags)
+            except ValueError as error:
+                refuse(str(error))
+        return _inferred(value, flags)
+
+
+def _inferred(value: Value, flags: list[str]) -> Value:
+    """The value with the pieces that a flag can only mean, such as PythonFunction of --task.reward.path: the one class
+    of the field that has the flag, and cannot be made without."""
+    for flag in [flag.partition("=")[0] for flag in flags if flag.startswith("--")]:
+        prefix, _, field = flag.replace("_", "-").rpartition(".")
+        known = dict(flags_of(value, "--")) if prefix else {}
+        if prefix not in known or flag.replace("_", "-") in known:
+            continue
+        name = field.replace("-", "_")
+        owners = [
+            each.__name__
+            for each in classes(known[prefix][2])
+            if name in {own.name for own, _ in given_fields(each) if is_required(own)}
+        ]
+        if len(owners) == 1:
+            path = prefix.removeprefix("--").replace("-", "_").split(".")
+            try:
+                value = _with_piece(value, path, owners[0], prefix, "type", flags)
             except ValueError as error:
                 refuse(str(error))
     return value

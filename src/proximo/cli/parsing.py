@@ -67,7 +67,7 @@ def _named(flags: Sequence[str]) -> set[str]:
 def _with_switches(default: object, flags: Sequence[str]) -> list[str]:
     """`--a.b True` and `--a.b False` as the switches `--a.b` and `--a.no-b`, which is what tyro reads; of a switch that
     may be undecided the other way round."""
-    kinds = {name: kind for name, (_, _, kind) in _flags(default, "--")}
+    kinds = {name: kind for name, (_, _, kind) in flags_of(default, "--")}
     switches = {name for name, kind in kinds.items() if kind is bool}
     undecided = {name for name, kind in kinds.items() if {bool, NoneType} == {*union_members(kind)}}
     given, found = [part for flag in flags for part in _halves(flag, switches)], []
@@ -123,7 +123,7 @@ def _unknown(default: object, flag: str, following: Sequence[str], prog: str) ->
     if not flag.startswith("-"):
         return f"{flag}: {prog} takes no such argument; {prog} --help lists what it takes"
     name = flag.partition("=")[0].replace("_", "-")
-    known = dict(_flags(default, "--"))
+    known = dict(flags_of(default, "--"))
     if name in known:
         fields, has_types, kind = known[name]
         given = flag.partition("=")[2] or next(iter(following), "NAME")
@@ -137,7 +137,11 @@ def _unknown(default: object, flag: str, following: Sequence[str], prog: str) ->
     kinds = classes(known[table][2]) if table in known else []
     if owners := [each.__name__ for each in kinds if field in _names(each)]:
         return f"{name} belongs to {table}.type {' or '.join(owners)}: give that, too"
-    return f"{name}: there is no such flag{_nearest_flag(name, list(known))}; {prog} --help lists all"
+    return no_such_flag(name, list(known), prog)
+
+
+def no_such_flag(name: str, known: Sequence[str], prog: str) -> str:
+    return f"{name}: there is no such flag{_nearest_flag(name, known)}; {prog} --help lists all"
 
 
 def _names(kind: type) -> list[str]:
@@ -157,14 +161,14 @@ def _initials(words: str) -> str:
     return "".join(word[0] for word in words.split("-") if word)
 
 
-def _flags(value: object, path: str) -> Iterator[tuple[str, tuple[list[str], bool, Any]]]:
+def flags_of(value: object, path: str) -> Iterator[tuple[str, tuple[list[str], bool, Any]]]:
     """All flags of a value: with the flags of its fields, where it is a table, whether it has a choice of types, and
     its type."""
     if not is_dataclass(value) or isinstance(value, type):
         return
     for field, kind in given_fields(type(value)):
         here, held = f"{path}{field.name.replace('_', '-')}", vars(value)[field.name]
-        inner = dict(_flags(held, f"{here}."))
+        inner = dict(flags_of(held, f"{here}."))
         yield here, ([each for each in inner if each.count(".") == here.count(".") + 1], is_choice(kind), kind)
         yield from inner.items()
 

@@ -1,27 +1,66 @@
-"""Rows given in Python: a list of dictionaries, a Hugging Face Dataset or an Arrow table, kept as a file."""
+"""Rows given in Python: a list of dictionaries, a dictionary of columns, a Hugging Face Dataset, an Arrow table or a
+DataFrame, kept as a file."""
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+
 
 def rows_of(given: Any) -> list[Mapping[str, Any]]:
     """The rows; ValueError, in a line, for anything else."""
+    if isinstance(given, Mapping) and given and _has_columns(given):
+        return _of_columns(given)
     if isinstance(given, Mapping):
         splits = " or ".join(f"data[{name!r}]" for name in given)
         raise ValueError(f"data is a {type(given).__name__} with {', '.join(map(str, given))}: give one, {splits}")
-    for method in ("to_list", "to_pylist"):  # a Dataset's, and an Arrow table's
+    for method in ("to_list", "to_pylist", "to_dicts"):  # a Dataset's, an Arrow table's, a DataFrame's of polars
         if callable(getattr(given, method, None)):
             given = getattr(given, method)()
+    if callable(getattr(given, "to_dict", None)) and hasattr(given, "columns"):  # a DataFrame's of pandas
+        given = _of_columns(given.to_dict(orient="list"))
+    elif hasattr(given, "__arrow_c_stream__"):
+        given = pa.table(given).to_pylist()
     if not isinstance(given, Sequence) or not all(isinstance(row, Mapping) for row in given):
         raise ValueError(
-            f"data is a {type(given).__name__}: give a path, a hub id, a list of dictionaries or a Dataset"
+            f"data is a {type(given).__name__}: give a path, a hub id, a list of dictionaries, a DataFrame or a Dataset"
         )
     if not given:
         raise ValueError("data has no rows")
     return list(given)
+
+
+def _has_columns(given: Mapping[Any, Any]) -> bool:
+    """Whether the values are columns: not single texts, and not splits, which are Datasets or lists of rows."""
+    lists = all(hasattr(each, "tolist") or isinstance(each, list | tuple) for each in given.values())
+    return lists and not all(len(each) and isinstance(each[0], Mapping) for each in given.values())
+
+
+def _of_columns(columns: Mapping[Any, Any]) -> list[Mapping[str, Any]]:
+    """Rows of columns by name, all of one length; NaN, as DataFrames write where nothing is, is None."""
+    lists = {str(name): column.tolist() if hasattr(column, "tolist") else column for name, column in columns.items()}
+    lengths = {name: len(column) for name, column in lists.items()}
+    if len(set(lengths.values())) > 1:
+        told = ", ".join(f"{name} {length}" for name, length in lengths.items())
+        raise ValueError(f"data has columns of different lengths: {told}")
+    return [
+        {name: _plain(value) for name, value in zip(lists, row, strict=True)}
+        for row in zip(*lists.values(), strict=True)
+    ]
+
+
+def _plain(value: Any) -> Any:
+    """A cell of a DataFrame as JSON has it: a list in the place of an array, None where nothing is."""
+    if hasattr(value, "tolist"):
+        return _plain(value.tolist())
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    is_none = (isinstance(value, float) and math.isnan(value)) or type(value).__name__ in ("NAType", "NaTType")
+    return None if is_none else value
 
 
 def keep_rows(rows: Sequence[Mapping[str, Any]], folder: Path) -> str:

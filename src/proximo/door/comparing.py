@@ -35,6 +35,7 @@ from proximo.insight.compare import (
 )
 from proximo.machine import Machine
 from proximo.models import pick_device
+from proximo.plain_text import counted
 from proximo.presets import Comparison, with_values
 from proximo.storage.locks import FolderLock
 from proximo.storage.opening import make_folder, without_links
@@ -163,7 +164,7 @@ class Lines:
         self._say = say
 
     def begins(self, count: int) -> None:
-        self._say(f"{count} runs to do")
+        self._say(f"{counted(count, 'run')} to do")
 
     def started(self, job: Job) -> None:
         self._say(f"{job}: started")

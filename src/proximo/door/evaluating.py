@@ -73,12 +73,12 @@ class EvalConfig:
 
 def evaluate(
     model: PathLike,
-    task: TaskOptions | str | None = None,
+    task: "TaskOptions | str | None" = None,
     *,
     problems: int | None = None,
     samples: int | None = None,
     sampling: SamplingOptions | None = None,
-    rewards: Rewards | None = None,
+    rewards: "Rewards | None" = None,
     device: str | None = None,
     dtype: Precision | None = None,
     seed: int | None = None,

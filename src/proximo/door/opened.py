@@ -23,6 +23,7 @@ from proximo.insight.report.facts import STAGES
 from proximo.models import load_tokenizer
 from proximo.models.model_types import PreTrainedModel, PreTrainedTokenizerBase
 from proximo.models.shipped import resolve
+from proximo.plain_text import counted
 from proximo.tasks import Arithmetic
 from proximo.training.config import RunConfig
 from proximo.training.offline.dpo import DpoConfig
@@ -196,7 +197,7 @@ class OpenedRun:
         except (ValueError, OSError):
             kind = "; ".join(f"type = {name}, not loaded" for name in self._folder.unavailable) or "config not readable"
         done = self._folder.rows(METRICS)
-        return f"<run {self.path}: {kind}, {self.state}, {done[-1]['step'] if done else 0} steps>"
+        return f"<run {self.path}: {kind}, {self.state}, {counted(done[-1]['step'] if done else 0, 'step')}>"
 
 
 class TrainedRun(OpenedRun):

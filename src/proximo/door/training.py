@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -58,17 +59,17 @@ def train(
     *,
     data: Any = None,
     evaluation_data: Any = (),
-    rewards: Rewards | None = None,
+    rewards: "Rewards | None" = None,
     environment: Any = None,
-    tools: Sequence[Tool] = (),
+    tools: "Sequence[Tool]" = (),
     max_turns: int | None = None,
     algorithm: Algorithm | str | None = None,
     steps: int | None = None,
-    on_step: OnStep | None = None,
+    on_step: "OnStep | None" = None,
     resume: bool = True,
     allow_change: Sequence[str] = (),
     accept_lost_rows: bool = False,
-    track: Sequence[str] = (),
+    track: str | Sequence[str] = (),
     quiet: bool = False,
 ) -> TrainedRun:
     """Train a model by reinforcement learning; what `proximo train` does. Returns the run: its result, metrics,
@@ -97,7 +98,7 @@ def train(
     resume            False: refuse a folder that is not empty
     allow_change      fields that may differ from how the run in the folder began, such as ["steps"]
     accept_lost_rows  resume although metrics.jsonl or ledger.jsonl has lost rows
-    track             trackers that get the run while it runs: wandb, trackio, tensorboard, mlflow or file.py:Name
+    track             one or several that get the run while it runs: wandb, trackio, tensorboard, mlflow or file.py:Name
     quiet             no lines on stderr
 
     Example:
@@ -122,12 +123,13 @@ def train_in(
     quiet: bool,
     *,
     allow_change: Sequence[str] | None,
-    track: Sequence[str],
+    track: str | Sequence[str],
     resume: bool = True,
     accept_lost: bool = False,
 ) -> TrainedRun:
     """Train in a run folder, new or begun. `allow_change`: None where nothing may, nor be allowed to."""
     refuse_values(config)
+    track = [track] if isinstance(track, str) else track
     check_names(track)
     watched = Watched(Silent() if quiet else Lines(), on_step or (lambda step, metrics: None))
     folder = folder_for(run, explain.nearest(config.algorithm).name)
@@ -159,7 +161,7 @@ def config_for(
     *,
     data: Any = None,
     evaluation_data: Any = (),
-    rewards: Rewards | None = None,
+    rewards: "Rewards | None" = None,
     algorithm: Algorithm | str | None = None,
     steps: int | None = None,
     adapter: Lora | None = None,
@@ -178,6 +180,8 @@ def config_for(
         config = replace(config, sampling=replace(config.sampling, max_tokens=16))
     """
     refuse_kind("model", model, (str, Path), "a folder, a hub id, or the name of a model that ships with Proximo")
+    if adapter is not None:
+        refuse_kind("adapter", adapter, Lora, "a proximo.Lora, such as proximo.Lora(rank=8, alpha=16)")
     base = replace(_own(model, data), adapter=adapter)
     base = _given(base, data, evaluation_data, rewards, algorithm, steps, quiet)
     chosen = defaults_for(base, facts_of(base))
@@ -190,7 +194,8 @@ def _own(model: str | Path, data: Any) -> RunConfig:
     """Where the config of a model begins; data have to be given with it."""
     if data is None:
         raise ValueError(
-            f"data is not given: name what {model} is trained on, a file, rows, or a task such as proximo.Arithmetic()"
+            f"data is not given: name what {model} is trained on, a file, rows, or a task such as "
+            "proximo.tasks.Arithmetic()"
         )
     return replace(OWN, model=str(model))
 
@@ -212,7 +217,8 @@ def _given(
         refuse_kind("algorithm", algorithm, (Algorithm, str), "a name such as 'dapo', or a value such as proximo.DAPO")
         config = with_algorithm(config, algorithm_of(algorithm))
     if steps is not None:
-        config = replace(config, steps=steps)
+        refuse_kind("steps", steps, Integral, "a whole number, such as 40")
+        config = replace(config, steps=int(steps))
     if isinstance(data, Task):
         if evaluation_data:
             raise ValueError("evaluation_data is given, and data is a task, which has its own: leave one of them out")
@@ -242,7 +248,7 @@ def task_of(
     """The task of your data, as `proximo train --data` makes it: its shape is recognised and said in a line.
 
     data            a file, pattern, folder or hub id, or several of them as a list, each PATH or PATH=WEIGHT; or rows:
-                    a list of dictionaries, a Hugging Face Dataset or an Arrow table
+                    a list of dictionaries, a dictionary of columns, a DataFrame, a Hugging Face Dataset, an Arrow table
     evaluation      data to evaluate on, likewise, each PATH or NAME=PATH; nothing of the others is held out then
     model           the model: questions are asked in its chat template, if it has one. None: as text
     prompt_column, answer_columns, held_out, template   as in tasks.File, where they are not to be recognised

@@ -11,6 +11,7 @@ from proximo.maths.pieces.traits import AdvantageTraits
 from proximo.models import Precision
 from proximo.models.adapters.lora import Lora
 from proximo.models.values import OwnLayers, ValueForm
+from proximo.pieces import check_kinds
 from proximo.samplers import SamplerFactory, SamplingOptions
 from proximo.samplers.embedded import Embedded
 from proximo.samplers.mismatched import Mismatched
@@ -84,6 +85,7 @@ class TrainingOptions:
     """Parameters that are not trained: each entry is a part of their names, such as `embed`, and may have wildcards."""
 
     def __post_init__(self) -> None:
+        check_kinds(self, "training.")
         counts = ("groups", "group_size", "minibatches", "epochs", "token_budget", "refill_rounds", "refill_tokens")
         for name in (*counts, "max_skipped", "reset_reference_every"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
@@ -149,6 +151,7 @@ class EvaluationOptions:
     """Value of `metric` that ends the run early; needs `every`. None: never end early."""
 
     def __post_init__(self) -> None:
+        check_kinds(self, "evaluation.")
         if self.problems < 0 or self.samples < 0 or (self.every is not None and self.every < 1):
             raise ValueError(
                 f"evaluation: problems {self.problems}, samples {self.samples}, every {self.every}: "
@@ -265,6 +268,7 @@ class RunConfig:
         return self.value or (ValueOptions() if AdvantageTraits.read(self.algorithm.advantage).needs_values else None)
 
     def __post_init__(self) -> None:
+        check_kinds(self)
         if self.steps < 1:
             raise ValueError(f"steps is {self.steps}: give at least 1")
         if self.max_generated_tokens is not None and self.max_generated_tokens < 1:

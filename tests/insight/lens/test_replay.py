@@ -449,7 +449,7 @@ def test_a_model_of_other_tokens_is_refused(kept):
 
 def test_the_command_says_it_all(runs, capsys):
     run = other(runs, "epochs")
-    assert main(["replay", str(run.path), "--step", "1", "--as", "gspo", "--as", "grpo"]) == 0
+    assert main(["replay", str(run.path), "--step", "1", "--as", "gspo", "grpo"]) == 0
     printed = capsys.readouterr().out
     assert f"step 1 of {run.path}, pass 1 (0 to 1)" in printed
     assert "replayed, it differs by" in printed

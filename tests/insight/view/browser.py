@@ -22,28 +22,6 @@ import pytest
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 MISSING = "no chromium on this machine"
 
-
-def contrast(what: str, mean: float, low: float, high: float, counts: float) -> dict[str, Any]:
-    found = {"what": what, "mean": mean, "low": low, "high": high, "counts": counts}
-    return found | {"study": "small", "verdict": "holds here", "unit": "share", "seeds": 5}
-
-
-CLAIMS = [
-    {
-        "number": 1,
-        "claim": "<b>a</b>",
-        "source": "A",
-        "verdict": "holds here",
-        "found": "+1",
-        "command": "proximo explain",
-        "beside": "Elsewhere: nothing",
-        "contrasts": [
-            contrast("<i>it shrinks</i>", -0.05, -0.12, 0.02, counts=-0.1),
-            contrast("far", 0.9, 0.8, 1.0, counts=0.1) | {"study": "other"},
-        ],
-    },
-    {"number": 2, "claim": "b", "source": "B", "verdict": "not run yet", "found": "", "command": "–"},
-]
 VIEWPORT = {"width": 1300, "height": 850}
 PHONE = {"width": 390, "height": 844}
 
@@ -71,7 +49,6 @@ def served(root: Path, **options: Any) -> Iterator[Served]:
 
     socket = bind(0)
     made = Served(socket.getsockname()[1])
-    options.setdefault("claims", CLAIMS)
     running = server(root, token=made.token, port=made.port, **options)
     thread = threading.Thread(target=running.run, kwargs={"sockets": [socket]})
     thread.start()

@@ -13,7 +13,7 @@ from tests.insight.view.browser import PHONE, VIEWPORT, Served, Window, served, 
 pytestmark = pytest.mark.usefixtures("chromium")
 AXE = Path(__file__).parent / "axe"
 LONG = "a-long-experiment-with-many-words-in-its-name"
-TABS = ("overview", "stability", "performance", "events", "config", "all", "claims")
+TABS = ("overview", "stability", "performance", "events", "config", "all")
 
 
 def evaluation(step: int, share: float) -> Mapping[str, object]:
@@ -141,7 +141,7 @@ def test_events_say_which_rules_passed_and_which_need_more(window, page):
     window.page.goto(page.address(run=name("grpo", 0), tab="events") + "&run=sft")
     window.until("() => document.querySelectorAll('.ruled').length === 2")
     first, stage = window.page.locator(".ruled").all()
-    assert first.locator("summary").inner_text() == f"9 of {len(RULES)} rules passed"
+    assert first.locator("summary").inner_text() == f"10 of {len(RULES)} rules passed"
     assert "without the metric" in first.locator("[data-rules=unmeasured]").inner_text()
     assert "Every row of metrics.jsonl (32)" in first.locator("[data-rules=rows]").inner_text()
     assert "about reinforcement learning" in stage.locator("[data-rules=none]").inner_text()
@@ -262,34 +262,51 @@ def test_axe_finds_nothing_serious(window, page, pages):
         assert window.page.evaluate(SERIOUS) == []
 
 
-def test_a_contrast_is_drawn_in_units_of_what_counts(window, page):
-    """−0.05 where −0.1 counts is half of an effect in the direction of the claim."""
-    window.page.goto(page.address(tab="claims"))
-    drawn = window.page.locator(".claims .interval")
-    drawn.first.wait_for()
-    labels = [drawn.nth(number).get_attribute("aria-label") for number in range(drawn.count())]
-    assert labels == ["0.5 times what counts, −0.2 to 1.2", "9 times what counts, 8 to 10"]
-    middle = float(drawn.nth(0).locator("circle").get_attribute("cx") or "nan")
-    assert middle == pytest.approx(100 + 0.5 / 3 * 94)
-    assert (drawn.nth(1).locator("circle").count(), drawn.nth(1).locator(".end").count()) == (0, 1)  # beyond the edge
-    assert "−0.05 share (−0.12 to +0.02, 5 seeds; −0.1 counts)" in window.page.inner_text(".contrasts li >> nth=0")
-    assert "small: <i>it shrinks</i>" in window.page.inner_text(".contrasts li >> nth=0")
-    assert "other: far" in window.page.inner_text(".contrasts li >> nth=1")  # several studies are told apart
+def drawn(window, page, run: str) -> dict:
+    window.page.goto(page.address(run=run))
+    window.until("() => Object.keys(window.proximo.charts).length > 1")
+    window.until("() => !document.querySelector('#main').innerText.includes('being checked')")
+    return window.charts()
 
 
-def test_claims_are_listed_sifted_and_stay_text(window, page):
-    window.page.goto(page.address(tab="claims"))
-    window.page.wait_for_selector(".claims li")
-    assert window.page.locator(".claims li b").count() == 0  # a text is no markup
-    assert "<b>a</b>" in window.page.inner_text(".claims li >> nth=0")
-    window.page.click(".claims [data-kind='not run yet']")
-    assert window.page.inner_text(".claims [role=status]") == "1 of 2 claims"
-    assert not window.page.locator(".claims li >> nth=0").is_visible()
-    window.page.click(".claims [data-kind='not run yet']")
-    window.page.fill(".claims input", "object")  # a word of no claim
-    assert window.page.inner_text(".claims [role=status]") == "0 of 2 claims"
-    window.page.fill(".claims input", "PROXIMO")
-    assert window.page.inner_text(".claims [role=status]") == "1 of 2 claims"
+def test_pairs_ranked_right_are_no_greedy_answers(window, page, tmp_path):
+    """A stage's accuracy is of pairs: it has its own chart, with its own words."""
+    rows = [{"step": step, "loss": 1 / (step + 1), "accuracy": 0.6 + step / 50} for step in range(1, 5)]
+    held = [{"step": step, "held_out/loss": 0.7 - step / 50, "held_out/accuracy": 0.5 + step / 24} for step in (0, 4)]
+    stage = write_run(tmp_path / "dpo", [held[0], *rows, held[1]])
+    (stage / "config.toml").write_text("[fit]\nepochs = 1.0\n")
+    page = window.serve(tmp_path)
+    charts = drawn(window, page, "dpo")
+    assert set(charts) == {"all:loss", "all:accuracy"}
+    assert charts["all:accuracy"]["lines"][1]["y"][-1] == pytest.approx(0.5 + 4 / 24)
+    window.until("() => document.getElementById('main').innerText.includes('share of the pairs')")
+    shown = window.page.inner_text("#main")
+    assert "greedy" not in shown
+    assert "held-out loss" in window.page.inner_text(".figures")
+    assert "0.7 → 0.62" in window.page.inner_text(".figures")
+
+
+def test_rewards_that_are_no_shares_are_not_shown_as_percent(window, tmp_path):
+    rows = [{"step": step, "outcome": -0.007 * step, "reward": -0.007 * step, "entropy": 1 / step} for step in (1, 2)]
+    write_run(tmp_path / "judged", [row | {"solved_by_all": None} for row in rows])
+    write_run(tmp_path / "exact", [row | {"outcome": 0.5 / row["step"], "solved_by_all": 0.1} for row in rows])
+    page = window.serve(tmp_path)
+    drawn(window, page, "judged")
+    shown = window.page.inner_text("#main")
+    assert "−0.014" in shown
+    assert "%" not in shown
+    assert "1 is correct" not in shown
+    lasts = window.page.locator("#runs .last").all_inner_texts()
+    assert sorted(lasts) == ["25 %", "−0.014"]
+    drawn(window, page, "exact")
+    window.until("() => document.getElementById('main').innerText.includes('1 is correct')")
+    assert "25 %" in window.page.inner_text(".figures")
+
+
+def test_there_is_no_page_that_is_not_about_the_runs(window, page):
+    opened(window, page, ALL[0])
+    names = [each.get_attribute("data-tab") for each in window.page.locator("#tabs button").all()]
+    assert names == list(TABS)
 
 
 def test_axe_is_what_its_notice_says():

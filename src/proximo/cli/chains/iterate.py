@@ -4,6 +4,8 @@ import json
 from dataclasses import asdict, replace
 from pathlib import Path
 
+from transformers.utils.logging import disable_progress_bar
+
 from proximo import toml
 from proximo.cli.configs import naming_flags, run_config
 from proximo.cli.flags import refuse, say, take, take_number, take_switch
@@ -38,6 +40,7 @@ examples:
 
 def run(arguments: list[str]) -> int:
     """Exit status: 0 done, 1 failed during training, 2 refused before training."""
+    disable_progress_bar()
     as_json, accept_lost = take_switch(arguments, "--json"), take_switch(arguments, ACCEPT_LOST)
     folder, pairs = take(arguments, "--run"), take(arguments, "--pairs")
     own = {

@@ -12,7 +12,14 @@ from rich.status import Status
 from rich.text import Text
 
 from proximo import explain
-from proximo.cli.configs import named_algorithm, naming_flags, preset_or_file, suited_base, with_named, with_values
+from proximo.cli.configs import (
+    named_algorithm,
+    naming_flags,
+    preset_or_file,
+    suited_base,
+    with_named,
+    with_values,
+)
 from proximo.cli.flags import asks_for_help, changed, refuse, said_later, say, take, take_switch
 from proximo.cli.run_folders import ACCEPT_LOST
 from proximo.defaults import listed

@@ -14,7 +14,7 @@ from proximo.health import ENOUGH, Spell
 from proximo.insight.doctor.checkup import Checkup, check_up
 from proximo.insight.doctor.installation import Part, installation, is_fine
 from proximo.insight.folder import RunFolder
-from proximo.plain_text import visible
+from proximo.plain_text import counted, visible
 
 USAGE = """usage: proximo doctor [RUN] [--json]
 
@@ -71,7 +71,7 @@ def _run(folder: Path, as_json: bool) -> int:
 def _print_checkup(console: Console, folder: Path, checkup: Checkup) -> None:
     held_out = checkup.held_out
     learned = f", held-out outcome {held_out[0]:.3f} → {held_out[-1]:.3f}" if len(held_out) > 1 else ""
-    console.print(Text(visible(f"{folder}: {checkup.state}, {checkup.steps} steps of training{learned}")))
+    console.print(Text(visible(f"{folder}: {checkup.state}, {counted(checkup.steps, 'step')} of training{learned}")))
     console.print(Text(checkup.verdict.sentence))
     for spell in checkup.standing:
         _print_finding(console, spell, spell.finding.severity, f", since step {spell.finding.step}")
@@ -90,8 +90,10 @@ def _print_checkup(console: Console, folder: Path, checkup: Checkup) -> None:
         console.print()
         _print_beside(console, "rules", f"need more steps: {', '.join(waiting)}")
     number = len(checkup.standing)
-    short = f"; {checkup.steps} steps: too few for most rules, which need {ENOUGH}" if checkup.is_short else ""
-    found = f"{number} finding{'s' * (number != 1)}" if number else "nothing is wrong" + " so far" * checkup.is_short
+    short = (
+        f"; {counted(checkup.steps, 'step')}: too few for most rules, which need {ENOUGH}" if checkup.is_short else ""
+    )
+    found = f"{counted(number, 'finding')}" if number else "nothing is wrong" + " so far" * checkup.is_short
     console.print(Text(f"\n{found}{short}"))
 
 

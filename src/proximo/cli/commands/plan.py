@@ -9,6 +9,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from proximo.cli.configs import base_config, naming_flags
 from proximo.cli.flags import changed, refuse, take, take_number, take_switch
+from proximo.cli.naming import flag_names
 from proximo.cli.output.cluster_plan import CLUSTER_FLAGS, run_cluster, take_cluster
 from proximo.cli.output.console import on_stdout
 from proximo.defaults import learning_rate
@@ -58,6 +59,8 @@ def run(arguments: list[str]) -> int:
     name, numbers = take(arguments, "--gpu"), [take_number(arguments, f"--gpu.{each}", float) for each in Card.NUMBERS]
     asked = take_cluster(arguments)
     prompt, mean = take_number(arguments, "--prompt-tokens", int), take_number(arguments, "--mean-tokens", int)
+    if {"--data"} & set(given := flag_names(arguments)) and "--model" not in given:
+        refuse("--data is read with a model's tokenizer: give --model MODEL, too")
     config = changed(
         base_config(arguments, BASE),
         arguments,

@@ -11,7 +11,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from proximo.algorithms import Algorithm
 from proximo.cli.configs import algorithm_file
-from proximo.cli.flags import refuse, say, take, take_switch
+from proximo.cli.flags import refuse, say, take, take_several, take_switch
 from proximo.cli.models import open_model
 from proximo.cli.output.console import on_stdout
 from proximo.cli.output.replay_output import Replayed, flipped, print_tables
@@ -32,7 +32,7 @@ Code of your own that the run's config names is loaded if you have run it with t
 
 --step N       step to recompute; its rollouts must be in the run folder.
 --as NAME      algorithm to replay the step under: its name in `proximo explain --all`, or a .toml file with a run's
-               config or an algorithm. May be repeated. Default: ppo, grpo, dapo, gspo and sapo.
+               config or an algorithm. Several may follow. Default: ppo, grpo, dapo, gspo and sapo.
 --pass N       pass over the step's data, counted from 0 (default: the last).
 --model DIR    also compute norms and cosines of the gradients with respect to the parameters of this model: a
                checkpoint of the run, or any model with the same tokens. RUN/checkpoints/step-N is the policy
@@ -44,7 +44,7 @@ Code of your own that the run's config names is loaded if you have run it with t
 
 examples:
   proximo replay runs/a --step 10
-  proximo replay runs/a --step 10 --as dapo --as mine.toml --out tokens.parquet
+  proximo replay runs/a --step 10 --as dapo mine.toml --out tokens.parquet
 """
 
 
@@ -76,10 +76,12 @@ def _asked(arguments: list[str]) -> Replayed:
     """Replay what the arguments name."""
     wanted, given, passed = take(arguments, "--step"), take(arguments, "--model"), take(arguments, "--pass")
     with_halves, names = take_switch(arguments, "--halves"), []
+    while (more := take_several(arguments, "--as")) is not None:
+        names += more
+    if not arguments and names and Path(names[-1]).is_dir():  # the run, behind the last name
+        arguments = [names.pop()]
     if with_halves and given is None:
         refuse("--halves compares gradients of a model's parameters: give --model DIR too")
-    while (name := take(arguments, "--as")) is not None:
-        names.append(name)
     if len(arguments) != 1 or arguments[0].startswith("-"):
         what = "no run" if not arguments else " ".join(arguments)
         refuse(f"proximo replay takes one run's folder, not {what}: proximo replay RUN --step N [--as NAME ...]")

@@ -9,8 +9,8 @@ from typing import TypeVar
 from transformers.utils.logging import disable_progress_bar
 
 from proximo import toml
-from proximo.cli.configs import file_tables, flag_names
 from proximo.cli.flags import asks_for_help, changed, refuse, say, take, take_switch
+from proximo.cli.naming import file_tables, flag_names
 from proximo.cli.run_folders import (
     ACCEPT_LOST,
     launched,
@@ -24,6 +24,7 @@ from proximo.cli.run_folders import (
 from proximo.data import DataFile
 from proximo.door.folders import folder_for, suit_attempt
 from proximo.door.stages import StageFunction, fitted_in
+from proximo.plain_text import counted
 from proximo.tracking.starting import tracked
 from proximo.training.offline.dpo import DpoConfig, dpo
 from proximo.training.offline.fitting import Fitted
@@ -198,5 +199,6 @@ def _result(path: Path, fitted: Fitted) -> str:
     if fitted.before and fitted.best_step == 0:
         lines.append("training never lowered the held-out loss: the checkpoint is the model it began with")
     if fitted.skipped:
-        lines.append(f"{fitted.skipped} bad rows were left out, see {path / 'events.jsonl'}")
+        were = "was" if fitted.skipped == 1 else "were"
+        lines.append(f"{counted(fitted.skipped, 'bad row')} {were} left out, see {path / 'events.jsonl'}")
     return "\n".join([*lines, f"run folder  {path}", f"the model   {fitted.checkpoint}"])

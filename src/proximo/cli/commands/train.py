@@ -1,6 +1,7 @@
 """`proximo train`: train a model by reinforcement learning, or run the pipeline demo."""
 
 import json
+import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -26,10 +27,12 @@ from proximo.cli.run_folders import (
     with_ranks,
 )
 from proximo.defaults import Default, listed
+from proximo.door.evaluating import task_name
 from proximo.door.planning import fit_here
 from proximo.door.training import trained
 from proximo.insight.doctor.checkup import standing, summary
-from proximo.plain_text import quoted, visible
+from proximo.models import pick_device
+from proximo.plain_text import counted, quoted, visible
 from proximo.storage.opening import without_links
 from proximo.training.config import RunConfig
 from proximo.training.pipeline import PipelineConfig
@@ -39,6 +42,7 @@ from proximo.training.rl.progress import Lines, Progress, gain, measure, prompt_
 from proximo.training.rl.result import RunResult
 from proximo.training.runfolder.checkpoints import step_of
 from proximo.training.runfolder.resume import Attempt
+from proximo.types import Problem
 
 TRAIN_FLAGS = """flags of the command itself:
   --run DIR             run folder; the same command with the same folder resumes the run
@@ -93,7 +97,13 @@ def run(arguments: list[str]) -> int:
         if status is not None:
             return status
     return train_in(
-        path, config, allowed, opening=listed(defaults), accept_lost=accept_lost, trackers=trackers, as_json=as_json
+        path,
+        config,
+        allowed,
+        opening=[_about(config), *listed(defaults)],
+        accept_lost=accept_lost,
+        trackers=trackers,
+        as_json=as_json,
     )
 
 
@@ -118,6 +128,13 @@ def train_in(
         return 1
     _print_result(path, outcome, as_json)
     return 0
+
+
+def _about(config: RunConfig) -> str:
+    """A run in a line, before its first step."""
+    algorithm = explain.nearest(config.algorithm).name
+    device = pick_device("auto") if config.device == "auto" else config.device
+    return f"{algorithm} on {task_name(config.task)}, model {config.model}, {counted(config.steps, 'step')}, {device}"
 
 
 def _print_plan(config: RunConfig, defaults: Sequence[Default], as_json: bool) -> None:
@@ -157,6 +174,11 @@ def _train(
         return None
 
 
+def _expected(problem: Problem) -> str:
+    """What a problem's answer should be, for a line about it; empty where none is known."""
+    return "" if problem.answer is None else f", expected {quoted(problem.answer)}"
+
+
 def _print_result(path: Path, outcome: RunResult, as_json: bool) -> None:
     if as_json:
         result = {
@@ -179,7 +201,7 @@ def _print_result(path: Path, outcome: RunResult, as_json: bool) -> None:
         print(f"                   after  {share(after, before)}{gain(before, after)}\n")
     shown = [pair for pair in outcome.examples if pair[0].outcome != pair[1].outcome] or outcome.examples
     for before, after in shown[:3]:
-        print(f"  {quoted(prompt_text(before.problem))}, right is {quoted(before.problem.answer)}")
+        print(f"  {quoted(prompt_text(before.problem))}{_expected(before.problem)}")
         print(f"    before {quoted(before.completion.text)}, after {quoted(after.completion.text)}")
     for line in summary(path):
         print(visible(line))
@@ -190,4 +212,6 @@ def _print_result(path: Path, outcome: RunResult, as_json: bool) -> None:
     if outcome.better is not None:
         print(f"better than the last: {outcome.better}")
     print(f"\nrun folder  {path}")
-    print(f"the model   {outcome.checkpoint}   (try: proximo eval {outcome.checkpoint})")
+    print(f"the model   {outcome.checkpoint}")
+    print(f"next        proximo eval {shlex.quote(str(outcome.checkpoint))}")
+    print(f"            proximo view {shlex.quote(str(path))}    curves and every rollout in the browser")

@@ -8,7 +8,6 @@ import webbrowser
 from pathlib import Path
 
 from proximo.cli.flags import refuse, take, take_switch
-from proximo.cli.helping.claims import stored_claims
 from proximo.cli.output.static_page import write_static
 from proximo.storage.memory import return_memory
 from proximo.trust.permission import is_everything_permitted
@@ -74,7 +73,7 @@ def run(arguments: list[str]) -> int:
     torch.set_num_threads(1)  # more threads are no faster here, and slow a concurrent run down
     return_memory()
     try:
-        server(root, token=token, port=port, load_code=load_code, claims=stored_claims()).run(sockets=[socket_])
+        server(root, token=token, port=port, load_code=load_code).run(sockets=[socket_])
     except KeyboardInterrupt:  # the normal way to stop it
         print(file=sys.stderr)
     return 0

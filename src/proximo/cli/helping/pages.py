@@ -25,6 +25,13 @@ def stored_help(command: str, arguments: Sequence[str]) -> str | None:
         return None
     if "COLUMNS" in os.environ or shutil.get_terminal_size((WIDTH, 24)).columns < WIDTH:
         return None
+    return stored_page(command)
+
+
+def stored_page(command: str) -> str | None:
+    """The page of a command; None where there is none."""
+    if command not in PAGED:
+        return None
     try:
         return (folder() / f"{command}.txt").read_text(encoding="utf-8")
     except OSError:
@@ -32,12 +39,12 @@ def stored_help(command: str, arguments: Sequence[str]) -> str | None:
 
 
 def write_pages() -> None:
-    """Render and store all of them, and the claims of the atlas."""
-    from proximo.cli.helping.claims import write_claims
+    """Render and store all of them, and the verdicts of studies."""
     from proximo.cli.helping.completion import help_of
+    from proximo.cli.helping.verdicts import write_verdicts
 
     os.environ["COLUMNS"] = str(WIDTH)
     folder().mkdir(exist_ok=True)
     for command in PAGED:
         (folder() / f"{command}.txt").write_text(help_of(command), encoding="utf-8")
-    write_claims()
+    write_verdicts()

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from proximo.cli.flags import refuse
-from proximo.cli.helping.claims import stored_claims
 
 MAX_STEPS = 10_000
 """Steps that a range may name."""
@@ -25,7 +24,7 @@ def write_static(out: Path, arguments: Sequence[str], steps: str | None, *, load
 
     choose = list if steps == "all" else evenly if wanted is None else lambda there: [n for n in there if n in wanted]
     try:
-        index = write_bundle(out, folders, choose, load_code=load_code, claims=stored_claims())
+        index = write_bundle(out, folders, choose, load_code=load_code)
     except (ValueError, OSError) as error:
         refuse(str(error))
     count = sum(len(each["steps"]) for each in index["runs"].values())

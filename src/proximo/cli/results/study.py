@@ -3,7 +3,7 @@
 import math
 
 from proximo.cli.flags import asks_for_help, refuse, say, take, take_number, take_switch
-from proximo.cli.helping.claims import stored_verdicts
+from proximo.cli.helping.verdicts import stored_verdicts
 from proximo.storage.opening import without_links
 from proximo.studies.command import at_a_time, conduct, listed, on_device
 from proximo.studies.folder import FOLDER

@@ -12,6 +12,7 @@ from proximo.health import ENOUGH, Finding
 from proximo.health.history import EARLY, mean, number
 from proximo.insight.folder import RunFolder, State
 from proximo.maths.intervals import half_width
+from proximo.plain_text import counted
 
 Row = dict[str, Any]
 Tone = Literal["good", "bad", "plain"]
@@ -33,13 +34,13 @@ class Change:
     def __str__(self) -> str:
         """Example: "+12.3 points (10.1 to 14.4) of held-out accuracy in 40 steps"."""
         if math.isnan(self.low):
-            return f"{self.measure} {self.before:.3g} → {self.after:.3g} in {self.steps} steps"
+            return f"{self.measure} {self.before:.3g} → {self.after:.3g} in {counted(self.steps, 'step')}"
         scale, digits, unit = (100, 1, " points") if self.is_share else (1, 3, "")
         change, low, high = (
             f"{scale * value:.{digits}f}".replace("-", "−") for value in (self.after - self.before, self.low, self.high)
         )
         sign = "" if self.after < self.before else "+"
-        return f"{sign}{change}{unit} ({low} to {high}) of {self.measure} in {self.steps} steps"
+        return f"{sign}{change}{unit} ({low} to {high}) of {self.measure} in {counted(self.steps, 'step')}"
 
 
 @dataclass(frozen=True)

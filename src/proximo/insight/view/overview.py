@@ -7,7 +7,7 @@ import hashlib
 import json
 import time
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import lru_cache
 from pathlib import Path
@@ -15,7 +15,7 @@ from typing import Any
 
 from proximo.explain import changes, choice, nearest, stages
 from proximo.health import Finding
-from proximo.health.history import is_step
+from proximo.health.history import is_step, number
 from proximo.insight.doctor.checkup import Checkup, check_up
 from proximo.insight.doctor.damage import damage
 from proximo.insight.folder import RunFolder, decoded, find_runs
@@ -27,7 +27,7 @@ from proximo.training.runfolder.checkpoints import CHECKPOINTS, saved, step_of
 from proximo.training.runfolder.config_changes import flat
 from proximo.training.runfolder.files import EVENTS, METRICS, TIMINGS
 from proximo.training.runfolder.forking import parent_of
-from proximo.training.runfolder.metric_docs import meaning
+from proximo.training.runfolder.metric_docs import meaning, stage_meaning
 
 FILES = {"metrics": METRICS, "timings": TIMINGS, "events": EVENTS}
 PAGE = 4 << 20
@@ -110,7 +110,8 @@ class Runs:
 
 def summary(run: RunFolder) -> dict[str, Any]:
     """A run in a line: its progress and its last values."""
-    last, settings = last_values(run), _settings(run.config_text)
+    ends = list(_last_rows(run))
+    last, settings = _last_of(ends), _settings(run.config_text)
     attempts = [each for each in _list(run.record.get("attempts")) if isinstance(each, dict)]
     after = (run.result or {}).get("after")
     return {
@@ -119,6 +120,7 @@ def summary(run: RunFolder) -> dict[str, Any]:
         "step": last.get("step"),
         "steps": settings.get("steps"),
         "outcome": last.get("outcome"),
+        "is_share": _is_share(ends),
         "held_out": after.get("accuracy") if isinstance(after, dict) else last.get("held_out/accuracy"),
         "started": attempts[0].get("started") if attempts else None,
         "seed": settings.get("seed"),
@@ -134,16 +136,30 @@ def _arm(settings: Mapping[str, Any]) -> str | None:
 
 def last_values(run: RunFolder) -> dict[str, Any]:
     """The last known value of each metric; `step` is that of the last training row."""
-    path, values = run.path / METRICS, {}
-    size = _stamp(path)[1]
-    lines, _ = read_lines(path, max(size - TAIL, 0))
-    for row in decoded(lines.splitlines()):
-        if not is_step(row.get("step", 0)):  # neither charts nor rules take such a row
-            continue
+    return _last_of(_last_rows(run))
+
+
+def _last_rows(run: RunFolder) -> Iterator[dict[str, Any]]:
+    path = run.path / METRICS
+    lines, _ = read_lines(path, max(_stamp(path)[1] - TAIL, 0))
+    # neither charts nor rules take a row without a step
+    return (row for row in decoded(lines.splitlines()) if is_step(row.get("step", 0)))
+
+
+def _last_of(rows: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for row in rows:
         if set(row) - {"step"} and all(key == "step" or key.startswith("held_out/") for key in row):
             row = {key: value for key, value in row.items() if key != "step"}
         values |= {key: value for key, value in row.items() if value is not None}
     return values
+
+
+def _is_share(rows: Sequence[dict[str, Any]]) -> bool:
+    """Whether outcomes are shares of what is correct: all from 0 to 1, of a task that says what is correct."""
+    outcomes = [number(row, "outcome") for row in rows if row.get("outcome") is not None]
+    is_scored = any("outcome" in row and row.get("solved_by_all", 0) is not None for row in rows)
+    return is_scored and all(0 <= each <= 1 for each in outcomes)
 
 
 def rows(run: RunFolder, query: Mapping[str, str]) -> bytes:
@@ -184,6 +200,7 @@ def about(run: RunFolder, query: Mapping[str, str]) -> dict[str, Any]:
     record, result = run.record, run.result or {}
     versions = ("version", "source", "python", "torch", "transformers", "processor", "machine")
     settings = _settings(run.config_text)
+    says = stage_meaning if any(name.startswith("fit.") for name in settings) else meaning
     return {
         "state": run.state,
         "config": run.config_text[:MAX_TEXT],
@@ -199,7 +216,7 @@ def about(run: RunFolder, query: Mapping[str, str]) -> dict[str, Any]:
         "rollouts": bool(run.steps()),
         "path": _text_of(run.path),
         "checkpoints": sorted(map(step_of, saved(run.path / CHECKPOINTS))),
-        "meanings": {name: words for name in last_values(run) if (words := meaning(name)) is not None},
+        "meanings": {name: words for name in last_values(run) if (words := says(name)) is not None},
     }
 
 

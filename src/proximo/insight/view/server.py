@@ -3,7 +3,7 @@
 import json
 import socket
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +27,6 @@ MAX_BYTES = 64 << 20
 """Maximum bytes of one response."""
 ROWS = "application/x-ndjson"
 
-Claims = Sequence[Mapping[str, Any]]
-"""Claims of the field, each with its verdict."""
 Handler = Callable[[RunFolder, Mapping[str, str]], "dict[str, Any] | bytes"]
 HANDLERS: dict[str, Handler] = {
     "run": overview.about,
@@ -44,9 +42,9 @@ HANDLERS: dict[str, Handler] = {
 """Handlers of requests about one run."""
 
 
-def application(root: Path, *, token: str, port: int, load_code: bool = False, claims: Claims = ()) -> ASGIApp:
+def application(root: Path, *, token: str, port: int, load_code: bool = False) -> ASGIApp:
     """The application that serves 127.0.0.1 at this port. `load_code`: whether classes of a user's own that configs
-    name are loaded; `claims`: rows of the atlas."""
+    name are loaded."""
     runs, files = Runs(root, load_code=load_code), page_files()
 
     def listed(request: Request) -> Response:
@@ -58,14 +56,11 @@ def application(root: Path, *, token: str, port: int, load_code: bool = False, c
     def parted(request: Request) -> Response:
         return _answered(lambda: _json(runs.parting(request.query_params.get("run", ""))))
 
-    def claimed(request: Request) -> Response:
-        return _json({"claims": list(claims)})
-
     async def file(request: Request) -> Response:
         content, kind = files[request.scope["path"]]
         return Response(content, media_type=kind)
 
-    routes = [Route("/api/runs", listed), Route("/api/parting", parted), Route("/api/claims", claimed)]
+    routes = [Route("/api/runs", listed), Route("/api/parting", parted)]
     routes += [Route(f"/api/{name}", asked(handler)) for name, handler in HANDLERS.items()]
     routes += [Route(path, file) for path in files]
     inner = Starlette(routes=routes, exception_handlers={404: lambda request, error: _error(404, "nothing is here")})
@@ -91,11 +86,10 @@ def server(
     token: str,
     port: int,
     load_code: bool = False,
-    claims: Claims = (),
     header_seconds: float = HEADER_SECONDS,
 ) -> uvicorn.Server:
     """The server; `run(sockets=[...])` serves until interrupted."""
-    page = application(root, token=token, port=port, load_code=load_code, claims=claims)
+    page = application(root, token=token, port=port, load_code=load_code)
     return server_of(page, header_seconds=header_seconds, closing_seconds=1)
 
 

@@ -5,6 +5,7 @@ layer, and everything that calls layers (packed passes, samplers, value models) 
 imported only where an adapter is used; the rest of Proximo works without it.
 """
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -49,10 +50,24 @@ class Lora:
 def import_peft() -> ModuleType:
     """peft, or a ValueError that names the extra to install."""
     try:
-        import peft
+        with _without_advice():
+            import peft
     except ImportError as error:
         raise ValueError(f"an adapter needs the package peft ({error}): pip install 'proximo[lora]'") from error
     return peft
+
+
+@contextmanager
+def _without_advice() -> Iterator[None]:
+    """Import without bitsandbytes' advice to install a package of kernels: peft imports it where it is
+    installed, and no adapter of ours computes with it."""
+    logger = logging.getLogger("bitsandbytes.backends.cpu.ops")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 def has_adapter(model: nn.Module) -> bool:

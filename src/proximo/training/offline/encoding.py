@@ -15,6 +15,7 @@ from proximo.models.positions import reach_of
 from proximo.models.tokens.templates import rendered
 from proximo.models.tokens.thoughts import Thought, opened_thought
 from proximo.models.tokens.tokenizing import asked_text, reply_tokens
+from proximo.plain_text import counted
 from proximo.tensor_types import Bool, Int
 from proximo.training.runfolder.log import RunLog
 
@@ -69,7 +70,7 @@ class Prepared:
 
     def report(self, log: RunLog, say: Callable[[str], None]) -> None:
         """Report how much data there is, and which rows were skipped."""
-        left_out = f", {len(self.mistakes)} bad rows left out" if self.mistakes else ""
+        left_out = f", {counted(len(self.mistakes), 'bad row')} left out" if self.mistakes else ""
         too_long = "" if self.limit is None else self.limit.line
         say(f"{len(self.train)} to train on, {len(self.held_out)} held out{left_out}{too_long}")
         items = [*self.train, *self.held_out]
@@ -82,7 +83,7 @@ class Prepared:
             log.event(0, "closed_thoughts", line)
             say(line)
         if self.mistakes:
-            log.event(0, "skipped_rows", f"{len(self.mistakes)} bad rows left out:\n{self.mistakes}")
+            log.event(0, "skipped_rows", f"{counted(len(self.mistakes), 'bad row')} left out:\n{self.mistakes}")
 
 
 def prepare(

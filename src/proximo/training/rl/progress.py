@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Protocol, runtime_checkable
 
-from proximo.plain_text import MAX_SHOWN, visible
+from proximo.plain_text import MAX_SHOWN, counted, visible
 from proximo.training.records import Collected, Evaluation
 from proximo.types import Problem
 
@@ -61,12 +61,12 @@ def summary(metrics: Mapping[str, float]) -> str:
         parts.append(f"entropy {metrics['entropy']:.3f}")
     if "clip_low" in metrics:
         parts += [
-            f"clip {metrics['clip_low']:.1%}/{metrics['clip_high']:.1%}",
-            f"gate {metrics['gate']:.3f}",
-            f"grad {metrics['gradient_norm']:.2f}",
+            f"clipped low {metrics['clip_low']:.1%} high {metrics['clip_high']:.1%}",
+            f"gradient kept {metrics['gate']:.1%}",
+            f"norm {metrics['gradient_norm']:.2f}",
         ]
     if metrics["dead_groups"]:
-        parts.append(f"dead {metrics['dead_groups']:.0%}")
+        parts.append(f"no-signal groups {metrics['dead_groups']:.0%}")
     return "  ".join(parts)
 
 
@@ -91,7 +91,7 @@ def share(evaluation: Evaluation, *others: Evaluation) -> str:
     of them has outcomes between right and wrong, this one is written as they are, though all of its own may be 0 or
     1."""
     unscored = f", {evaluation.unscored} unscored" if evaluation.unscored else ""
-    problems = f"{evaluation.problems} problems{unscored}"
+    problems = f"{counted(evaluation.problems, 'problem')}{unscored}"
     if math.isnan(evaluation.outcome):
         text = f"unknown ({problems})"
     elif _are_shares(evaluation, *others):

@@ -176,6 +176,25 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
 }
 """Meaning of each metric, by section."""
 
+STAGES: Mapping[str, str] = {
+    "loss": "loss of a step, or of the held-out data",
+    "perplexity": "e to the loss: 1 if every token was certain",
+    "accuracy": "share of the pairs in which the preferred completion has the higher score",
+    "score_gap": "score of the preferred completion less that of the other, mean over pairs",
+    "calibration": "distance of σ(score gap) from the share of pairs ranked right; 0 is best",
+    "score_mean": "mean score of all completions",
+    "score_std": "standard deviation of the scores",
+    "margin": "chosen reward less rejected reward, mean over pairs",
+    "chosen_reward": "β · (log π − log π_ref) of the preferred completion",
+    "rejected_reward": "β · (log π − log π_ref) of the other completion",
+    "chosen_logprob": "log-prob of the preferred completion; of a loss that averages, per token",
+    "rejected_logprob": "log-prob of the other completion; of a loss that averages, per token",
+    "drift": "log π − log π_ref of the preferred completion, per token",
+    "gradient_norm": "norm of the gradient before clipping",
+    "learning_rate": "learning rate of the step",
+}
+"""Meaning of each metric of a stage: the words of a run's metrics are about sampled completions and problems."""
+
 RENAMED: Mapping[str, str | None] = {
     "entropy": "update_entropy",
     "ref_kl": "kl",
@@ -211,6 +230,11 @@ def meaning(name: str) -> str | None:
         return known
     whole = head.partition("/")[0]  # sources/NAME/outcome, held_out/NAME/low
     return _FLAT.get(f"{whole}/…/{last}") or _FLAT.get(f"{whole}/{last}")
+
+
+def stage_meaning(name: str) -> str | None:
+    """Meaning of a metric of sft, dpo or reward-model, in training or held out; None if they do not write it."""
+    return STAGES.get(name.removeprefix("held_out/"))
 
 
 def is_taken(name: str) -> bool:

@@ -25,19 +25,12 @@ Choose = Callable[[Sequence[int]], Sequence[int]]
 """Chooses from the steps that a run has stored."""
 
 
-def write_bundle(
-    out: Path,
-    folders: Sequence[Path],
-    choose: Choose,
-    *,
-    load_code: bool = False,
-    claims: Sequence[Mapping[str, Any]] = (),
-) -> dict[str, Any]:
+def write_bundle(out: Path, folders: Sequence[Path], choose: Choose, *, load_code: bool = False) -> dict[str, Any]:
     """Write the page of all runs in these folders; returns what is in it. The folder must be new or empty, and has the
-    whole page or nothing. `claims`: rows of the atlas."""
+    whole page or nothing."""
     listed, runs = _found(folders, load_code)
     with new_folder(out) as folder:
-        return _write_all(folder, listed, runs, choose, claims)
+        return _write_all(folder, listed, runs, choose)
 
 
 def _write_all(
@@ -45,7 +38,6 @@ def _write_all(
     listed: dict[str, Any],
     runs: Mapping[str, tuple[RunFolder, Any]],
     choose: Choose,
-    claims: Sequence[Mapping[str, Any]],
 ) -> dict[str, Any]:
     data = out / "data"
     make_folder(data)
@@ -53,7 +45,6 @@ def _write_all(
         "made": f"{datetime.now():%Y-%m-%d %H:%M}",
         "listed": listed,
         "runs": {},
-        "claims": list(claims),
     }
     for number, (name, (run, parting)) in enumerate(runs.items()):
         index["runs"][name] = _write_run(data, f"run-{number}", run, parting, choose)

@@ -2,7 +2,6 @@
 
 import { Refused, api, takeToken } from "./asking.js";
 import { AXES } from "./charts.js";
-import { showClaims } from "./claims.js";
 import { element, known, oneLine, refill } from "./elements.js";
 import { showEvents } from "./events.js";
 import { openHelp } from "./figures/help.js";
@@ -14,8 +13,8 @@ import { showReader } from "./reader/reader.js";
 import { RunList } from "./runs.js";
 import { showSettings } from "./settings.js";
 
-const TABS = { overview: "Overview", stability: "Stability", performance: "Performance", events: "Events", config: "Config", all: "All numbers", claims: "Claims" };
-const TEXTS = { events: showEvents, config: showSettings, claims: showClaims }; // tabs without charts
+const TABS = { overview: "Overview", stability: "Stability", performance: "Performance", events: "Events", config: "Config", all: "All numbers" };
+const TEXTS = { events: showEvents, config: showSettings }; // tabs without charts
 const [OFTEN, SELDOM] = [2000, 10000]; // milliseconds
 
 const SMOOTH = [["auto", "automatic"], ["1", "off"], ...["5", "11", "25", "51", "101"].map((wide) => [wide, `${wide} steps`])];
@@ -99,7 +98,7 @@ function showPage(tab, state, runs, axis) {
   }
   delete main.dataset.state;
   if (isCharts) delete main.dataset.shown;
-  if (!listed.runs.length && tab !== "claims") {
+  if (!listed.runs.length) {
     page?.clear(), (page = null);
     main.replaceChildren(message(error));
   } else if (!isCharts) showOnce(TEXTS[tab], runs);

@@ -8,13 +8,23 @@ const differ = (rows, one, other) => some(rows, (row) => isNumber(row[one]) && M
 const isSoft = (run) => run.about?.algorithm.soft || some(run.trained, (row) => isNumber(row.gate) && Math.abs(1 - row.gate - row.blocked) > 1e-9);
 const isAbove = (key) => (run) => some(run.trained, (row) => row[key] > 0);
 
-/** `of` is a metric or a function of a row; `low` and `high` are the metrics of its band; `when` asks the run; an
- * `inner` line is drawn where one run is shown alone. */
+const inRange = (run) => run.trained.every((row) => !(row.outcome < 0 || row.outcome > 1));
+const isScored = (run) => !run.trained.length || some(run.trained, (row) => row.solved_by_all !== null);
+
+/** The unit of outcomes: a share where all are from 0 to 1 and the task says which completions are correct. */
+export const outcomeUnit = (runs) => (runs.every((run) => inRange(run) && isScored(run)) ? "share" : undefined);
+const outcomeNote = (runs) => {
+  if (outcomeUnit(runs)) return "mean outcome of the sampled completions; 1 is correct";
+  return runs.every(isScored) ? "mean score of the sampled completions" : "mean reward, as the task gives no score";
+};
+
+/** `of` is a metric or a function of a row; `low` and `high` are the metrics of its band; `when` asks the run;
+ * `unit` and `note` may depend on the runs; an `inner` line is drawn where one run is shown alone. */
 const line = (label, of, more = {}) => ({ label, of, ...more });
 
 export const PANELS = {
   overview: [
-    { id: "outcome", title: "Outcome", unit: "share", note: "mean outcome of the sampled completions; 1 is correct", lines: [line("outcome", "outcome")] },
+    { id: "outcome", title: "Outcome", unit: outcomeUnit, note: outcomeNote, lines: [line("outcome", "outcome")] },
     {
       id: "held_out", title: "Held-out accuracy", unit: "share", note: "greedy answers, with 95 % intervals", from: "evaluated", dots: true,
       lines: [line("accuracy", "held_out/accuracy", { low: "held_out/low", high: "held_out/high" })],

@@ -30,7 +30,6 @@ function load(name) {
 export async function fromBundle(path, params = {}) {
   const name = path.replace("/api/", "");
   if (name === "runs") return bundle.listed;
-  if (name === "claims") return { claims: bundle.claims };
   const run = bundle.runs[params.run];
   if (!Object.hasOwn(bundle.runs, params.run)) throw new Error(`this copy has no run called ${oneLine(params.run)}`);
   const about = await load(run.file);

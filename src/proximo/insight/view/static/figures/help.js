@@ -3,7 +3,7 @@
 import { element } from "../elements.js";
 
 const KEYS = [
-  ["1 to 7", "the pages"], ["x", "next horizontal axis: step, tokens, time"], ["s", "moving mean: automatic or off"], ["l", "logarithmic vertical axis, where all values are above 0"],
+  ["1 to 6", "the pages"], ["x", "next horizontal axis: step, tokens, time"], ["s", "moving mean: automatic or off"], ["l", "logarithmic vertical axis, where all values are above 0"],
   ["+  −  Esc", "zoom in, zoom out, the whole run"], ["Tab", "to the runs, the charts, the tables"], ["↑ ↓ Home End", "move in the list of runs; on a chart, to the next chart"],
   ["Enter, Space", "in the list: show only this run; its box: show it with the others"], ["← →", "on a chart: move the cursor of all charts"], ["Enter", "on a chart: open the step's rollouts"], ["?", "this list"],
 ];

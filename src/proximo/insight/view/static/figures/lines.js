@@ -14,8 +14,15 @@ const FEW = 3; // lines whose raw values are drawn clearly behind their moving m
 export function panelsOf(tab, runs) {
   if (tab === "all") return everyPanel(runs);
   const stages = runs.filter((run) => !isRun(run));
-  return tab === "overview" && stages.length ? [...PANELS.overview, ...everyPanel(stages)] : PANELS[tab];
+  if (tab !== "overview" || !stages.length) return PANELS[tab];
+  return [...PANELS.overview.map((panel) => ofSome(panel, isRun)), ...everyPanel(stages).map((panel) => ofSome(panel, (run) => !isRun(run)))];
 }
+
+/** A panel for some of the runs only: what stages and reinforcement learning call accuracy is not the same. */
+const ofSome = (panel, isOne) => ({ ...panel, when: (run) => isOne(run) && (!panel.when || panel.when(run)) });
+
+/** What is the same for all runs, or depends on which they are. */
+const fixed = (value, runs) => (typeof value === "function" ? value(runs.map(({ run }) => run)) : value);
 
 export function rangeOf(specs) {
   const ends = specs.flatMap(({ lines }) => lines.flatMap(({ x }) => [x[0], x[x.length - 1]]));
@@ -37,7 +44,7 @@ export function specsOf(panel, runs, axis, arms, smooth) {
   const [thin, others] = [lines.filter(({ key }) => seeds.has(key)), lines.filter(({ key }) => !seeds.has(key))];
   const bold = [...others, ...means].map((line) => ({ ...line, smooth: panel.dots ? null : smoothOf(line, smooth) }));
   const behind = thin.map((line) => ({ ...line, isThin: true, smooth: panel.dots ? null : smoothOf(line, smooth) }));
-  return [{ ...panel, lines: [...behind, ...bold.map((line) => ({ ...line, isCrowded: bold.length > FEW }))], names: count > 1, caps: capsOf(panel, runs), marks: marksOf(panel, runs, axis) }];
+  return [{ ...panel, unit: fixed(panel.unit, runs), note: fixed(panel.note, runs), lines: [...behind, ...bold.map((line) => ({ ...line, isCrowded: bold.length > FEW }))], names: count > 1, caps: capsOf(panel, runs), marks: marksOf(panel, runs, axis) }];
 }
 
 /** One run with several lines has a colour for each; several runs have a colour each, and a dash for each line. */

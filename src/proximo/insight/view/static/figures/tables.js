@@ -3,6 +3,7 @@
 import { duration, withUnit } from "../charts.js";
 import { element, known, oneLine, quoted, short } from "../elements.js";
 import { isNumber, phases } from "../following.js";
+import { isRun, outcomeUnit } from "../panels.js";
 import { dot } from "./shapes.js";
 
 const SENTENCES = 3; // runs whose verdicts are sentences over the table; of more they are in it
@@ -19,8 +20,9 @@ export function figureTable(runs) {
   const shown = runs.filter(({ run }) => run.trained.length || run.evaluated.length);
   if (!shown.length) return [];
   const columns = [
-    ["step", (run) => steps(run)], ["outcome", (run) => withUnit(lastOf(run.trained, "outcome"), "share"), "of the last step: mean over sampled completions"],
-    ["held-out", heldOut, "first and last evaluation: greedy answers"],
+    ["step", (run) => steps(run)], ["outcome", (run) => withUnit(lastOf(run.trained, "outcome"), outcomeUnit([run])), "of the last step: mean over sampled completions"],
+    ["held-out", (run) => (isRun(run) ? evaluations(run, "held_out/accuracy", "share") : "–"), "first and last evaluation: greedy answers"],
+    ["held-out loss", (run) => (isRun(run) ? "–" : evaluations(run, "held_out/loss")), "first and last evaluation"],
     ["length", (run) => short(lastOf(run.trained, "length"))], ["entropy", (run) => short(lastOf(run.trained, "entropy"))],
     ["tokens", (run) => (run.hasTokens ? withUnit(run.place(Infinity, "tokens")) : "–")], ["time in steps", (run) => (run.hasTime ? duration(run.place(Infinity, "time")) : "–")],
   ];
@@ -38,10 +40,11 @@ function sentence({ verdict: found, isDiagnosed }) {
 
 const steps = (run) => [run.trained.at(-1)?.step || 0, run.about?.settings.steps].filter(known).join(" / ");
 
-function heldOut(run) {
-  const [first, last] = [run.evaluated[0], run.evaluated.at(-1)].map((row) => row?.["held_out/accuracy"]);
+/** The first and the last value of a metric of evaluations. */
+function evaluations(run, key, unit) {
+  const [first, last] = [run.evaluated[0], run.evaluated.at(-1)].map((row) => row?.[key]);
   if (!known(last)) return "–";
-  return run.evaluated.length > 1 && known(first) ? `${withUnit(first, "share")} → ${withUnit(last, "share")}` : withUnit(last, "share");
+  return run.evaluated.length > 1 && known(first) ? `${withUnit(first, unit)} → ${withUnit(last, unit)}` : withUnit(last, unit);
 }
 
 /** Where the time went, over the whole run. */

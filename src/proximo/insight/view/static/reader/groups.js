@@ -5,7 +5,8 @@ import { rove } from "../figures/roving.js";
 
 const MOST = 300; // groups in the table at first
 
-/** Filters `keep` rollouts. Orders sort groups `by` a number, largest first, which each cell then shows (`say`). */
+/** Filters `keep` rollouts. Orders sort groups `by` a number, largest first, which each cell then shows
+ * (`say`): by that of one of their rollouts, or by one of their own (`ofGroup`). */
 export const SHOWS = [
   { name: "truncated", label: "truncated", title: "cut off at the token limit", keep: (row) => row.truncated },
   { name: "unscored", label: "unscored", title: "without a reward because a grader failed", keep: (row) => row.reward === null },
@@ -28,10 +29,10 @@ export const SHOWS = [
     by: (row) => row.length, say: (row) => row.length.toLocaleString("en"),
   },
   { name: "turns", label: "most turns first", title: "by number of replies", by: (row) => row.replies || null, say: (row) => `${row.replies}` },
-  { name: "best", label: "best first", title: "by reward", by: (row) => row.reward, say: (row) => short(row.reward) },
+  { name: "best", label: "best first", title: "by mean reward", by: (row) => row.reward, ofGroup: (group) => group.reward, say: (row) => short(row.reward) },
   {
-    name: "worst", label: "worst first", title: "by reward",
-    by: (row) => (row.reward === null ? null : -row.reward), say: (row) => short(row.reward),
+    name: "worst", label: "worst first", title: "by mean reward",
+    by: (row) => (row.reward === null ? null : -row.reward), ofGroup: (group) => (group.reward === null ? null : -group.reward), say: (row) => short(row.reward),
   },
   {
     name: "gap", label: "sampler gap first", title: "largest difference of a log-prob between learner and sampler",
@@ -57,8 +58,8 @@ export function shown(step, names, matches) {
   const found = step.groups.map((group) => {
     const rows = members.get(group.group);
     const hits = rows.filter((row) => isAsked(row, group));
-    const values = order ? hits.map(order.by).filter(known) : [];
-    return { group, rows, hits: new Set(hits.map((row) => row.row)), most: Math.max(...values) };
+    const values = order?.ofGroup ? [order.ofGroup(group)] : order ? hits.map(order.by) : [];
+    return { group, rows, hits: new Set(hits.map((row) => row.row)), most: Math.max(...values.filter(known)) };
   });
   const groups = found.filter(({ hits, most }) => hits.size && (!order || Number.isFinite(most)));
   return { show: order, groups: order ? groups.sort((one, other) => other.most - one.most) : groups };
