@@ -1,5 +1,6 @@
 """The engine: slices and batches change nothing but the order of work."""
 
+import time
 from dataclasses import replace
 from queue import Queue
 from typing import Any
@@ -111,6 +112,31 @@ def test_logprobs_are_those_of_the_model(served, engine):
             assert found[end].top[0] == (tokens[end], found[end].logprob)
     # Text and log-probs of a slice come together.
     assert [len(piece.logprobs) for piece in pieces[1:-1]] == [3, 3, 1]
+
+
+def test_prompts_are_scored_in_turn_with_other_work_and_for_nobody_who_has_gone(engine, monkeypatch):
+    """One request with many prompts held up all completions, even after its client had gone."""
+    scored: Queue[int] = Queue()
+
+    def slowly(model, prompt, top) -> tuple[()]:
+        time.sleep(0.02)
+        scored.put(1)
+        return ()
+
+    monkeypatch.setattr("proximo.serving.engine.prompt_logprobs", slowly)
+    pieces: Queue[Piece] = Queue()
+    with engine._changed:  # the engine waits until all are there
+        many = [ask(engine, "1+2=", top=1, prompt_logprobs=True, max_tokens=0, key=10 + each) for each in range(40)]
+        jobs = [Job(each, lambda piece: None) for each in many]
+        engine.submit(*jobs, Job(ask(engine, "1+2=", max_tokens=2), pieces.put))
+        for job in jobs[20:]:
+            job.cancelled = True
+    while pieces.get(timeout=60).finish is None:
+        pass
+    assert scored.qsize() < 15
+    while engine.waiting or engine._streams:
+        time.sleep(0.01)
+    assert scored.qsize() == 20
 
 
 def test_rows_are_scored_alike_together_and_alone(served):

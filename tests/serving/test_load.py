@@ -3,6 +3,7 @@
 import asyncio
 import socket
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -117,3 +118,44 @@ def test_a_client_that_takes_nothing_of_its_answers_is_given_up(engine, reader, 
         line.connect(("127.0.0.1", port))
         with pytest.raises(ConnectionError):
             ask_again_and_again(line, port)
+
+
+def exchanged(port: int, data: bytes) -> bytes:
+    """What a client reads that sends all it has before it does."""
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as line:
+        line.sendall(data)
+        return read_whole(line)
+
+
+@pytest.mark.parametrize("length", ["Content-Length: 33554432", "Transfer-Encoding: chunked"])
+@pytest.mark.parametrize(("path", "status"), [("/v1/completions", 413), ("/v1/none", 404), ("/v1/models", 405)])
+def test_who_is_refused_while_still_sending_reads_why(engine, reader, path, status, length):
+    """A connection that is closed while something arrives is reset, and the client never sees the answer."""
+    head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1:%d\r\nContent-Type: application/json\r\nConnection: close\r\n"
+    body = b" " * (32 << 20)
+    sent = body if "Length" in length else b"%x\r\n%s\r\n" % (len(body), body)
+    with running(engine, reader) as port:
+        answer = exchanged(port, f"{head % port}{length}\r\n\r\n".encode() + sent)
+    assert answer.startswith(f"HTTP/1.1 {status} ".encode())
+    assert answer.endswith(b"}}")
+
+
+def test_what_is_no_request_is_answered_before_the_connection_ends(engine, reader):
+    with running(engine, reader) as port:
+        for data in (b"\0" * (8 << 20), b"GET / HTTP/1.1\r\nX: " + b"a" * (8 << 20)):
+            assert exchanged(port, data).startswith(b"HTTP/1.1 400 ")
+
+
+def test_a_body_in_chunks_of_a_byte_keeps_nobody_waiting(engine, reader):
+    """Each chunk takes as long to parse as a request does."""
+    head = "POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1:%d\r\nContent-Type: application/json\r\n"
+    with running(engine, reader) as port, socket.create_connection(("127.0.0.1", port)) as line:
+        sent = f"{head % port}Transfer-Encoding: chunked\r\n\r\n".encode() + b"1\r\n \r\n" * 200_000
+        threading.Thread(target=line.sendall, args=(sent,)).start()
+        time.sleep(0.2)
+        worst = 0.0
+        for _ in range(20):
+            started = time.monotonic()
+            assert asked_together(port, 1, "/v1/models") == {"200": 1}
+            worst = max(worst, time.monotonic() - started)
+    assert worst < 0.4  # 200,000 chunks take seconds

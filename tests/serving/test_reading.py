@@ -71,8 +71,9 @@ class Counted:
         ("text", prompt("1" * 100_000)),
         ("text", prompt(["1" * 100_000] * 100)),
         ("chat", conversation("1" * 60_000, "2" * 60_000)),
+        ("chat", json.dumps({"model": "m", "messages": [{"role": "1" * 100_000, "content": ""}]}).encode()),
     ],
-    ids=["text", "texts", "messages"],
+    ids=["text", "texts", "messages", "role"],
 )
 def test_a_prompt_that_cannot_fit_is_refused_before_it_is_encoded(kind, data):
     tokenizer: Any = Counted()
@@ -94,3 +95,18 @@ def test_a_prompt_that_fits_is_never_refused_for_its_characters():
     end = str(tokenizer.eos_token)
     [asked] = asking.text(json.dumps({"model": "m", "prompt": end * 80, "max_tokens": 10}).encode()).asked
     assert len(asked.prompt) == 80
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"prompt": [[5] * 900] * 128, "echo": True, "logprobs": 20, "max_tokens": 0},
+        {"prompt": "1", "n": 128, "logprobs": 20, "max_tokens": 900},
+    ],
+    ids=["prompts", "completions"],
+)
+def test_log_probs_that_would_not_fit_into_memory_are_refused(more):
+    asking = Asking(tiny_tokenizer(), context=1000, model="m", max_tokens=6)
+    with pytest.raises(Refusal, match=r"up to 2,[0-9,]* log-probs, more than 2,097,152: ask for fewer"):
+        asking.text(json.dumps({"model": "m", **more}).encode())
+    assert asking.text(json.dumps({"model": "m", **more, "logprobs": 1}).encode()).asked

@@ -24,6 +24,8 @@ MAX_TOP = 20
 """Most alternatives of a token with log-probs."""
 MAX_STOP = 16
 """Most stop strings of a request."""
+MAX_LOGPROBS = 1 << 21
+"""Most log-probs of a request: each takes some hundred bytes until its answer is written."""
 TEXT_TOKENS = 16
 """Length limit of a text completion that names none, as in OpenAI's API."""
 PROBED = 16
@@ -116,6 +118,7 @@ class Asking:
 
     def _choices(self, body: Body, bases: Sequence[Asked], count: int) -> tuple[Asked, ...]:
         """All choices of a request, out of the first of each prompt."""
+        self._check_logprobs(bases, count)
         strings = body.strings("stop", MAX_STOP)
         special = set(self.tokenizer.all_special_tokens)
         ends = frozenset(self.tokenizer.convert_tokens_to_ids(each) for each in strings if each in special)
@@ -125,6 +128,20 @@ class Asking:
             for place, base in enumerate(bases)
             for number in range(count)
         )
+
+    def _check_logprobs(self, bases: Sequence[Asked], count: int) -> None:
+        """Refuse more log-probs than there is room for: those of the tokens, and of what might have been there."""
+        number = sum(
+            (base.max_tokens + len(base.prompt) * base.prompt_logprobs) * (1 + base.top)
+            for base in bases
+            if base.top is not None
+        )
+        if number * count > MAX_LOGPROBS:
+            raise Refusal(
+                f"that is up to {number * count:,} log-probs, more than {MAX_LOGPROBS:,}: ask for fewer alternatives, "
+                "tokens or completions",
+                "logprobs",
+            )
 
     def _check_length(self, asked: Asked, limit: str) -> None:
         if self.context is not None and len(asked.prompt) + asked.max_tokens > self.context:
@@ -143,7 +160,12 @@ class Asking:
         return tuple(prompt)
 
     def _encoded(self, prompt: str | list[Message], field: str) -> tuple[int, ...]:
-        self._check_characters([prompt] if isinstance(prompt, str) else [each["content"] for each in prompt], field)
+        texts = (
+            [prompt]
+            if isinstance(prompt, str)
+            else [text for each in prompt for text in (each["role"], each["content"])]
+        )
+        self._check_characters(texts, field)
         return _refusing(lambda: prompt_tokens(self.tokenizer, prompt), field)
 
     def _check_characters(self, texts: Sequence[str], field: str) -> None:

@@ -3,6 +3,7 @@
 Completions are decoded in slices of `SLICE` tokens. After each slice those that are not finished go to the end of the
 queue, so that new requests need not wait until long ones are done. A batch holds completions that are drawn in the same
 way (temperature, top-p, top-k, min-p). Each slice reads the text so far again, which is fast compared to sampling it.
+Between two slices the log-probs of one prompt are computed, where they are asked for.
 Slices end at the same places whatever else is decoded, so that a seed gives the same random numbers under any load.
 """
 
@@ -77,30 +78,48 @@ class Engine:
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._closed or self._waiting)
-                batch = list(self._waiting) if self._closed else next_batch(self._waiting, self._slots, self._room)
-                for job in batch:
+                unread, batch = self._next()
+                taken = list(self._waiting) if self._closed else [*unread, *batch]
+                for job in taken:
                     self._waiting.remove(job)
             if self._closed:
-                self._fail(batch, STOPPING)
+                self._fail(taken, STOPPING)
                 return
-            try:
-                unfinished = self._decode(batch)
-            except Exception as error:  # of this batch alone: others are served
-                self._fail([job for job in batch if job in self._streams], str(error) or type(error).__name__)
-                continue
-            with self._changed:
-                self._waiting.extend(unfinished)
+            self._turn(self._score_prompt, unread)
+            self._turn(self._decode, batch)
+
+    def _next(self) -> tuple[list[Job], list[Job]]:
+        """A job whose prompt is scored next, and those of which a slice is decoded then."""
+        unread: list[Job] = []
+        ready: list[Job] = []
+        for job in self._waiting:
+            (unread if job.waits_for_prompt else ready).append(job)
+        return unread[:1], next_batch(ready, self._slots, self._room) if ready else []
+
+    def _turn(self, turn: Callable[[Sequence[Job]], list[Job]], jobs: Sequence[Job]) -> None:
+        """What is next of some jobs; those that are not finished wait again."""
+        try:
+            unfinished = turn(jobs)
+        except Exception as error:  # of these alone: others are served
+            self._fail([job for job in jobs if job in self._streams], str(error) or type(error).__name__)
+            return
+        with self._changed:
+            self._waiting.extend(unfinished)
 
     def _room(self, job: Job) -> tuple[int, int]:
         """Tokens of the job's next slice, and the longest slice that its context has room for."""
         free = self._slice if self.context is None else self.context - len(job.asked.prompt) - len(job.tokens)
         return min(self._slice, job.left), min(self._slice, free)
 
+    def _score_prompt(self, jobs: Sequence[Job]) -> list[Job]:
+        """The log-probs of their prompts."""
+        for job in jobs:
+            job.deliver(Piece(logprobs=prompt_logprobs(self._model, job.asked.prompt, job.asked.top or 0)))
+            job.is_prompt_scored = True
+        return list(jobs)
+
     def _decode(self, batch: Sequence[Job]) -> list[Job]:
         """One slice of each job; those that are not finished."""
-        for job in batch:
-            if job.slices == 0 and job.asked.prompt_logprobs:
-                job.deliver(Piece(logprobs=prompt_logprobs(self._model, job.asked.prompt, job.asked.top or 0)))
         jobs = [job for job in batch if job.asked.max_tokens and not job.cancelled]
         for job in batch:
             if job not in jobs:

@@ -55,6 +55,8 @@ class Job:
     tokens: list[int] = field(default_factory=list)
     slices: int = 0
     """How many slices of it are done."""
+    is_prompt_scored: bool = False
+    """Whether the log-probs of its prompt, if they are wanted, are delivered."""
     finish: Finish | None = None
     """Why its last token was the last."""
     cancelled: bool = False
@@ -63,6 +65,11 @@ class Job:
     @property
     def left(self) -> int:
         return self.asked.max_tokens - len(self.tokens)
+
+    @property
+    def waits_for_prompt(self) -> bool:
+        """Whether the log-probs of its prompt must come first."""
+        return self.asked.prompt_logprobs and not self.is_prompt_scored and not self.cancelled
 
     @property
     def name(self) -> tuple[int, int]:

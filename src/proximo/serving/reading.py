@@ -33,7 +33,7 @@ START_SECONDS = 300.0
 """Seconds for the first process to load what it needs."""
 READERS = 8
 """Requests that are read at once: so many that never end leave others waiting for their time limit."""
-MEMORY = 4 << 30
+MEMORY = 2 << 30
 """Bytes that reading a request may take."""
 NICENESS = 5
 """Readers come after the server itself."""

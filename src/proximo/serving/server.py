@@ -199,12 +199,14 @@ async def _body(request: Request, load: Load) -> AsyncIterator[bytes]:
         raise Refusal(f"content-type is {quoted(kind)}: send application/json", status=415)
     data = bytearray()
     try:
+        if int(request.headers.get("content-length", "0")) > MAX_BODY:
+            raise _too_large()
         async with asyncio.timeout(BODY_SECONDS):
             async for part in request.stream():
                 data += part
                 load.bytes += len(part)
                 if len(data) > MAX_BODY:
-                    raise Refusal(f"the request has more than {MAX_BODY >> 20} MiB: send less", status=413)
+                    raise _too_large()
                 if load.bytes > MAX_BODIES:
                     raise Refusal("requests of many bytes are being read already: try again later", status=429)
         yield bytes(data)
@@ -212,6 +214,10 @@ async def _body(request: Request, load: Load) -> AsyncIterator[bytes]:
         raise Refusal(f"the request did not arrive within {BODY_SECONDS:g} s: send it again", status=408) from None
     finally:
         load.bytes -= len(data)
+
+
+def _too_large() -> Refusal:
+    return Refusal(f"the request has more than {MAX_BODY >> 20} MiB: send less", status=413)
 
 
 def application(engine: Engine, reader: Reader, *, port: int, token: str | None) -> ASGIApp:

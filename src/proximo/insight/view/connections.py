@@ -11,7 +11,7 @@ import socket
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from http import HTTPStatus
-from typing import Any
+from typing import Any, cast
 
 import h11
 import uvicorn
@@ -26,6 +26,8 @@ CROWDED_SECONDS = 5.0
 """The same where others wait for its place."""
 STALLED_SECONDS = 60.0
 """Seconds in which a client may take nothing of an answer."""
+TURN = 4096
+"""Bytes that are read before others have their turn: each few of them may be a chunk of a body, which takes time."""
 MAX_CONNECTIONS = 4096
 SPARE = 64
 """File descriptors that are left for everything else."""
@@ -56,25 +58,50 @@ class Crowd:
                     await self.changed.wait()
 
 
-class Connection(H11Protocol):
-    """A connection that is closed when its client is silent for too long."""
+class Transport:
+    """A connection's transport, which uvicorn closes whatever its client is still sending."""
+
+    def __init__(self, inner: asyncio.Transport, close: Callable[[], None], is_leaving: Callable[[], bool]) -> None:
+        self._inner, self._is_leaving = inner, is_leaving
+        self.close = close
+
+    def is_closing(self) -> bool:
+        return self._is_leaving() or self._inner.is_closing()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+
+class Connection(H11Protocol, asyncio.BufferedProtocol):
+    """A connection that is closed when its client is silent for too long, and not before the client has read why."""
 
     def __init__(self, crowd: Crowd, **given: Any) -> None:
         super().__init__(**given)
         self._crowd = crowd
+        self._socket: asyncio.Transport
+        """What uvicorn's transport is around."""
+        self._arrived = bytearray(TURN)
         self._timer: asyncio.TimerHandle | None = None
         self._has_begun = False
         """Whether there is a part of a request."""
         self._is_leaving = False
 
     def connection_made(self, transport: Any) -> None:
-        super().connection_made(transport)
+        self._socket = transport
+        super().connection_made(cast("asyncio.Transport", Transport(transport, self._close, lambda: self._is_leaving)))
         self._wait()
 
+    def get_buffer(self, sizehint: int) -> bytearray:
+        return self._arrived
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self.data_received(bytes(self._arrived[:nbytes]))
+
     def data_received(self, data: bytes) -> None:
+        if not self._is_leaving:
+            super().data_received(data)
         if self._is_leaving:
             return
-        super().data_received(data)
         is_partial = self.conn.their_state is h11.SEND_BODY or bool(self.conn.trailing_data[0])
         if self._is_busy:
             self._stop_waiting()
@@ -103,28 +130,46 @@ class Connection(H11Protocol):
         self._stop_waiting()
 
     def give_up(self, status: HTTPStatus = HTTPStatus.REQUEST_TIMEOUT) -> None:
-        """Close the connection. A client that is sending, or has not begun to, is told why and has time to read it: a
-        connection that is closed while something arrives is reset."""
+        """Close the connection. A client that is sending, or has not begun to, is told why."""
         is_awaited = self._has_begun or (self.cycle is None and not self._is_leaving)
         self._stop_waiting()
-        if self.transport.is_closing():  # and its client takes nothing
+        if self.transport.is_closing():  # and its client takes nothing, or does not end
             self.transport.abort()
         elif is_awaited:
-            self._leave(status)
+            self._refuse(status)
         else:
-            self.transport.close()
-            self._set_timer(STALLED_SECONDS, self.transport.abort)
+            self._close_now()
 
-    def _leave(self, status: HTTPStatus) -> None:
-        """Say the last word, and read nothing more of what arrives."""
+    def _refuse(self, status: HTTPStatus) -> None:
+        """Say the last word."""
         if self.conn.our_state is self.conn.their_state is h11.IDLE:
             headers = [("retry-after", "1"), ("content-length", "0"), ("connection", "close")]
             response = h11.Response(status_code=status, headers=headers, reason=status.phrase.encode())
             for event in (response, h11.EndOfMessage()):
                 self.transport.write(self.conn.send(event) or b"")
+        self._leave()
+
+    def _close(self) -> None:
+        """End the connection when its client has read the answer: one that is closed while something arrives is reset,
+        and what was said is lost."""
+        if self._socket.is_closing():
+            return
+        has_all = self.conn.their_state in (h11.DONE, h11.IDLE, h11.MUST_CLOSE) and not self.conn.trailing_data[0]
+        if has_all or self._is_leaving:
+            self._close_now()
+        else:
+            self._leave()
+
+    def _leave(self) -> None:
+        """Say and read nothing more, until the client ends the connection, or a while is over."""
         self._is_leaving = True
-        self.transport.write_eof()
+        self._socket.write_eof()
+        self._socket.resume_reading()
         self._wait()
+
+    def _close_now(self) -> None:
+        self._socket.close()
+        self._set_timer(STALLED_SECONDS, self._socket.abort)
 
     @property
     def _is_busy(self) -> bool:

@@ -150,7 +150,7 @@ def _what_happened(error: Exception) -> str:
         case TemplateTooSlow():
             return f"the chat template ran for {SECONDS:g} s without an end: use another"
         case OverflowError() | MemoryError() | RecursionError():
-            return f"the chat template asks for too much: {error or 'memory'}; use another"
+            return f"the chat template asks for too much: {str(error) or 'memory'}; use another"
         case TemplateError():
             return f"the chat template refuses it: {error}"
         case ValueError():
