@@ -500,7 +500,7 @@ def test_an_episode_whose_last_reply_is_empty_or_spells_a_mark_is_read_whole(str
     text = str(own.apply_chat_template([asked, *said.messages], tokenize=False))
     prompt, rest = model.tokens(chat, said)
     assert [*prompt, *rest] == own.encode(text.removesuffix("<eos>") + "<eos>", add_special_tokens=False)
-    _, cut = model.tokens(chat, replace(said, tokens=said.tokens[:-1] + (5,), finish="length"))
+    _, cut = model.tokens(chat, replace(said, tokens=(*said.tokens[:-1], 5), finish="length"))
     assert cut == rest[:-1]
     assert math.isfinite(model([chat], [said])[0])
 

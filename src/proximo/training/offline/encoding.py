@@ -171,9 +171,9 @@ def completion_tokens(
     """The tokens that a sampler would have to generate after `prompt_tokens`: the text and one end token.
 
     After a conversation these are the chat template's rendering of the reply, up to its first end token: the
-    tokenizer's, or one of `ends`, which the model's own files name. If the template writes none, the tokenizer's follows
-    what it writes up to the reply's last word; if it does not continue its own generation prompt, the reply itself.
-    Where that prompt opens a thought, a text without one gets its end first, unless it was `sampled` there.
+    tokenizer's, or one of `ends`, which the model's own files name. If the template writes none, the tokenizer's
+    follows what it writes up to the reply's last word; if it does not continue its own generation prompt, the reply
+    itself. Where that prompt opens a thought, a text without one gets its end first, unless it was `sampled` there.
     `arguments` are those of the chat template.
     """
     tokens, _ = _reply(tokenizer, prompt, text, ends, arguments, sampled=sampled)
