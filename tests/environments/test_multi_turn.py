@@ -190,6 +190,18 @@ def test_an_episode_that_had_earned_less_than_the_lowest_keeps_it(workers):
     assert len(workers.failed.take()) == 1
 
 
+@pytest.mark.parametrize(("declared", "lowest"), [(None, -2.0), ((-1.0, 1.0), -1.0)])
+def test_a_failed_episode_is_no_better_than_its_worst_sibling(workers, declared, lowest):
+    """Where wrong answers cost something and nobody has said how much, a crash would be the way out."""
+    environment = MultiTurn(f"{HERE}:Counter", max_turns=3, reward_range=declared)
+    replies = [["x"], ["wrong"], ["exit"], ["graph"], ["1"]]
+    [siblings], _ = played(environment, TOKENIZER, lambda _, sample, turn: replies[sample][turn], ASKED[:1], samples=5)
+    assert [each.earned for each in siblings] == [lowest, -2.0, lowest, lowest, 1.0]
+    assert failures(workers) == ""
+    told = " ".join(map(str, workers.failed.take()))
+    assert all(kind in told for kind in ("ValueError", "SystemExit", "NetworkXNoPath"))
+
+
 @pytest.mark.parametrize("reply", ["own", "network", "caused", "missing"])
 def test_an_error_of_the_environment_itself_is_no_score(workers, reply):
     environment = MultiTurn(f"{HERE}:Counter", max_turns=3, reward_range=(-1.0, 1.0))

@@ -216,6 +216,12 @@ class Counter(Environment):
                 raise RuntimeError("no score") from ConnectionResetError("gone")
             case "missing":
                 raise NotImplementedError
+            case "wrong":
+                return Done(-2.0)
+            case "exit":
+                raise SystemExit(2)
+            case "graph":
+                raise type("NetworkXNoPath", (Exception,), {})("no path")
         return Done(1.0) if self.seen == int(reply) else Observation(f"{self.seen}", 0.1 * self.seen)
 
 

@@ -57,7 +57,6 @@ MLA = {
 INDEXED = MLA | {"index_n_heads": 2, "index_head_dim": 8, "index_topk": 8}
 QKVO = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
 LATENT = tuple(f"self_attn.{name}" for name in ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj"))
-INDEXER = ("indexer.wq_b", "indexer.wk", "indexer.weights_proj")
 
 
 def mlp(name: str) -> tuple[str, ...]:
@@ -69,13 +68,13 @@ FAMILIES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "afmoe": ({"num_dense_layers": 1}, (*QKVO, "self_attn.gate_proj", *DENSE, *SHARED)),
     "deepseek_v2": (MLA, (*LATENT, *DENSE, *SHARED)),
     "deepseek_v3": (MLA, (*LATENT, *DENSE, *SHARED)),
-    "deepseek_v32": (INDEXED, (*LATENT, *INDEXER, *DENSE, *SHARED)),
+    "deepseek_v32": (INDEXED, (*LATENT, *DENSE, *SHARED)),
     "dots1": ({}, (*QKVO, *DENSE, *SHARED)),
     "ernie4_5_moe": ({"moe_k": 2, "moe_layer_start_index": 1}, (*QKVO, *DENSE, *SHARED)),
     "exaone_moe": ({"layer_types": ["full_attention"] * 2}, (*QKVO, *DENSE, *SHARED)),
     "glm4_moe": ({}, (*QKVO, *DENSE, *SHARED)),
     "glm4_moe_lite": (MLA, (*LATENT, *DENSE, *SHARED)),
-    "glm_moe_dsa": (INDEXED, (*LATENT, *INDEXER, *DENSE, *SHARED)),
+    "glm_moe_dsa": (INDEXED, (*LATENT, *DENSE, *SHARED)),
     "hunyuan_v1_moe": ({"moe_topk": 2}, (*QKVO, *mlp("shared_mlp"))),
     "longcat_flash": (
         MLA
@@ -217,6 +216,7 @@ def test_experts_and_routers_are_meant_where_nothing_else_is_called_so():
         f"model.layers.{part}.up_proj" for part in ("0.mlp", "1.mlp.shared_experts")
     ]
     assert len(target_layers(made("qwen2_moe"), ("shared_expert_gate",))) == 2
+    assert len(target_layers(made("deepseek_v32"), ("wq_b",))) == 2
 
 
 class Mixture(nn.Module):

@@ -489,6 +489,22 @@ def test_a_conversation_of_several_turns_is_what_the_reward_models_template_make
         assert len(rest) > 40
 
 
+@pytest.mark.parametrize("last", ["", " ", "e", "assistant"])
+@pytest.mark.parametrize("template", [TALK, TALK.replace(" + '<eos>'", "")])
+def test_an_episode_whose_last_reply_is_empty_or_spells_a_mark_is_read_whole(stranger, template, last):
+    own = other_tokenizer(stranger, template)
+    asked = {"role": "user", "content": "add them"}
+    chat = Problem("1", (asked,), None)
+    model = ScoringModel(RewardModel(str(stranger)), tiny_tokenizer(), chat)
+    said = episode(("assistant", "add 3 4"), ("user", "no"), ("assistant", last))
+    text = str(own.apply_chat_template([asked, *said.messages], tokenize=False))
+    prompt, rest = model.tokens(chat, said)
+    assert [*prompt, *rest] == own.encode(text.removesuffix("<eos>") + "<eos>", add_special_tokens=False)
+    _, cut = model.tokens(chat, replace(said, tokens=(*said.tokens[:-1], 5), finish="length"))
+    assert cut == rest[:-1]
+    assert math.isfinite(model([chat], [said])[0])
+
+
 def test_a_reply_that_spells_an_end_leaves_its_episode_unscored(stranger, grading):
     other_tokenizer(stranger, TALK)
     chat = Problem("1", ({"role": "user", "content": "add them"},), None)

@@ -27,8 +27,8 @@ class Environment:
     """An episode of several turns. Each sample of a problem has an instance of its own, which may keep what it likes.
 
     What `step` raises is the policy's doing, such as a reply that `int` cannot read: the episode has failed, and earned
-    the lowest reward. What no reply causes leaves it unscored: files, connections and time limits (OSError, names with
-    Timeout or Connection), memory, and the exceptions in `own_errors`.
+    the lowest reward. What no reply causes leaves it unscored: files, connections and time limits (OSError, names
+    such as ReadTimeout or APIConnectionError), memory, and the exceptions in `own_errors`.
 
     Both methods may be `async def`. Random numbers of Python, numpy and torch are seeded before each call, so that a
     resumed run repeats them.

@@ -15,8 +15,11 @@ CUT = " ... (cut)"
 """Written after an answer that was longer than is read."""
 OWN_ERRORS = (OSError, MemoryError, NotImplementedError)
 """Exceptions that no reply causes, of every environment."""
-_OF_A_NETWORK = re.compile("Timeout|Connect|Transport|Network")
-"""In the name of such an exception, whose library need not derive it from OSError."""
+_OF_A_NETWORK = re.compile(
+    "(Timeout|Connect|Connection|Transport|Network)(Error|Exception|Expired|Closed|Lost|Refused|Reset)?(Error|OK)?$"
+)
+"""How the name of such an exception ends, whose library need not derive it from OSError. Not NetworkXNoPath's, which a
+reply causes."""
 
 
 class Instance:
@@ -55,7 +58,7 @@ class Instance:
         assert self._environment is not None
         try:
             found = self._finish(self._environment.step(reply))
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # argparse ends a process over what it cannot read
             if is_own(error, tuple(getattr(self._environment, "own_errors", ()))):
                 raise
             return {"done": True, "error": type(error).__name__[:80], "message": _told(error)}
@@ -88,7 +91,7 @@ def is_own(error: BaseException, declared: tuple[type[Exception], ...] = ()) -> 
     return error.__cause__ is not None and is_own(error.__cause__, declared)
 
 
-def _told(error: Exception) -> str:
+def _told(error: BaseException) -> str:
     """An error and the line that raised it."""
     try:
         text = f"{type(error).__name__}: {error}"

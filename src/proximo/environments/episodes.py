@@ -37,6 +37,8 @@ class Episode:
     last: Completion | None = None
     failed: str = ""
     """Why it could not be started; empty: it was."""
+    is_lost: bool = False
+    """Whether it ended in an error of the policy's making."""
 
     @property
     def room(self) -> int:
@@ -87,11 +89,20 @@ class Episode:
 
     def lose(self, lowest: float, reason: str) -> None:
         """End it after its newest reply, which was an error: all of it has earned the lowest reward, or less."""
-        self.finish = "stop"
-        if math.fsum(turn.reward or 0.0 for turn in self.turns) >= lowest:
-            self.turns = [turn if turn.reward is None else replace(turn, reward=0.0) for turn in self.turns]
-            self.earn(lowest)
+        self.finish, self.is_lost = "stop", True
+        self.earn_at_most(lowest)
         self.turns[-1] = replace(self.turns[-1], failed=reason)
+
+    @property
+    def earned(self) -> float:
+        """By all replies; NaN where one has no score."""
+        return math.fsum(turn.reward or 0.0 for turn in self.turns)
+
+    def earn_at_most(self, most: float) -> None:
+        """Where the policy has caused an error: `most` for all replies together, or less if that was earned."""
+        if self.is_lost and self.earned >= most:
+            self.turns = [turn if turn.reward is None else replace(turn, reward=0.0) for turn in self.turns]
+            self.earn(most)
 
     def _add(
         self, tokens: tuple[int, ...], logprobs: tuple[float, ...], entropies: tuple[float, ...], *, sampled: bool

@@ -56,7 +56,8 @@ class MultiTurn:
     """Memory limit of each process for its own data."""
     reward_range: tuple[float, float] | None = None
     """Rewards of a failed and of a successful episode of the environment, which set the scale of length penalties.
-    None: -1 and 1 are assumed. An episode that ends in an error of the policy's making earns the first; None: 0."""
+    None: -1 and 1 are assumed. An episode that ends in an error of the policy's making earns the first; None: 0, or
+    what the worst of its siblings earned."""
 
     def __post_init__(self) -> None:
         for name, path in [("path", self.path)] * bool(self.path) + [("tools", each) for each in self.tools]:
@@ -121,7 +122,7 @@ class MultiTurn:
                 form=call_format(ask.tokenizer) if self.tools else HERMES,
                 max_turns=self.max_turns,
                 max_turn_tokens=self.max_turn_tokens,
-                lowest=0.0 if self.reward_range is None else self.reward_range[0],
+                lowest=None if self.reward_range is None else self.reward_range[0],
                 times=active.episodes if ask.step >= 0 else Usage("episode"),
             )
             try:

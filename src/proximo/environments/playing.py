@@ -39,8 +39,8 @@ class Game:
     form: CallFormat
     max_turns: int
     max_turn_tokens: int | None
-    lowest: float
-    """Reward of an episode in which the policy causes an error."""
+    lowest: float | None
+    """Reward of an episode in which the policy causes an error. None: 0, or what the worst of its siblings earned."""
     times: Usage
     """Counts the episodes, their seconds from start to end, and those in which all waited for answers."""
 
@@ -62,7 +62,16 @@ class Game:
             unfinished = {each.group for each in live}
             for group in [each for each in waiting if each not in unfinished]:
                 waiting.remove(group)
-                yield group, tuple(each.completion() for each in episodes if each.group == group)
+                siblings = [each for each in episodes if each.group == group]
+                self._level(siblings)
+                yield group, tuple(each.completion() for each in siblings)
+
+    def _level(self, siblings: Sequence[Episode]) -> None:
+        """Where no range is known, an episode that failed earns no more than the worst of its siblings."""
+        if self.lowest is None:
+            worst = min((each.earned for each in siblings if each.earned <= 0), default=0.0)
+            for each in siblings:
+                each.earn_at_most(worst)
 
     # Starts
 
@@ -185,7 +194,7 @@ class Game:
                 continue
             if "error" in answer:
                 error = Failure(plain(str(answer["error"]), 80), plain(str(answer.get("message"))), graded=True)
-                episode.lose(self.lowest, self._noted(f"step {episode.replies}", error))
+                episode.lose(self.lowest or 0.0, self._noted(f"step {episode.replies}", error))
                 continue
             episode.earn(answer["reward"])
             if answer.get("done"):

@@ -232,7 +232,7 @@ class ScoringModel:
         """The whole conversation in the reward model's own template, up to the end of its last turn. A template may
         write the start otherwise once more follows; then the prompt is what both begin with."""
         asked = asked_text(self.tokenizer, problem.prompt, problem.chat_template_kwargs)
-        text = self._rendered(problem, completion)
+        text, behind = self._rendered(problem, completion)
         if text.startswith(asked):
             tokens = reply_tokens(self.tokenizer, asked, text.removeprefix(asked))
         else:
@@ -240,18 +240,19 @@ class ScoringModel:
             pairs = enumerate(zip(prompt, whole, strict=False))
             same = max(1, next((place for place, (one, other) in pairs if one != other), len(prompt)))
             prompt, tokens = whole[:same], whole[same:]
-        last = completion.turns[-1]
-        closed = _up_to_end(self.tokenizer, tokens, text.rpartition(last.text.strip() or asked)[2], self.ends)
-        return prompt, closed if self._has_ended(completion, last) else closed[:-1]
+        closed = _up_to_end(self.tokenizer, tokens, behind, self.ends)
+        return prompt, closed if self._has_ended(completion, completion.turns[-1]) else closed[:-1]
 
-    def _rendered(self, problem: Problem, completion: Completion) -> str:
-        """The conversation as text; results of tools are the user's where the template knows no tools."""
+    def _rendered(self, problem: Problem, completion: Completion) -> tuple[str, str]:
+        """The conversation as text, and what the template writes behind its last turn; results of tools are the user's
+        where it knows no tools."""
         messages = completion.messages
-        if self._shows(problem, messages):
-            return self._text(problem, messages)
-        if not self._shows(problem, messages := _in_turn(messages)):
+        if not self._shows(problem, messages) and not self._shows(problem, messages := _in_turn(messages)):
             raise ValueError("its chat template leaves out what the environment or a tool answered")
-        return self._text(problem, messages)
+        # Asked of a text that occurs once: a last turn may be empty, or spell a part of what ends it.
+        last = SHOWN.format(len(messages))
+        _, found, behind = self._text(problem, [*messages[:-1], {**messages[-1], "content": last}]).rpartition(last)
+        return self._text(problem, messages), behind if found else ""
 
     def _shows(self, problem: Problem, messages: Sequence[Message]) -> bool:
         """Whether the template takes messages of these roles and writes what was answered in them."""
@@ -287,8 +288,9 @@ def _up_to_end(
     none."""
     end, _ = end_of(tokenizer)
     rest = len(following_tokens(tokenizer, behind)) if behind else 0
-    places = [place for place in range(len(tokens) - rest, len(tokens)) if tokens[place] in {end, *ends}]
-    return tokens[: places[0] + 1] if places else (*tokens[: len(tokens) - rest], end)
+    start = max(0, len(tokens) - rest)
+    places = [place for place in range(start, len(tokens)) if tokens[place] in {end, *ends}]
+    return tokens[: places[0] + 1] if places else (*tokens[:start], end)
 
 
 def same_tokens(judge: PreTrainedTokenizerBase, policy: PreTrainedTokenizerBase) -> bool:

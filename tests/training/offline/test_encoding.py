@@ -90,6 +90,21 @@ def test_a_template_may_write_more_than_the_reply():
     assert tokenizer.decode(list(said)) == "<think></think>ok<|im_end|>"
 
 
+@pytest.mark.parametrize("between", ["", " ", "\n<think></think>\n"])
+@pytest.mark.parametrize("behind", ["", "\n\n"])
+def test_what_a_template_without_ends_writes_before_a_reply_is_learned_too(between: str, behind: str):
+    """As GLM-4.6, whose turns end where the next begins, and RWKV."""
+    tokenizer = tiny_tokenizer()
+    said = f"'{between}' + (message['content'] | trim)".replace("\n", "\\n")
+    tokenizer.chat_template = (
+        "{% for message in messages %}{{ '#' + message['role'] + "
+        f"({said} + '{behind}' if message['role'] == 'assistant' else message['content'])".replace("\n", "\\n")
+        + " }}{% endfor %}{% if add_generation_prompt %}{{ '#assistant' }}{% endif %}"
+    )
+    for prompt in (HI, TWO_TURNS):
+        assert completion_tokens(tokenizer, prompt, "yo \n") == (*spelled(f"{between}yo"), EOS)
+
+
 def test_a_template_that_does_not_go_on_from_its_question():
     tokenizer = chatml(CHATML.replace("'<|im_start|>assistant\\n'", "'<|im_start|>Assistant:'"))
     end = tokenizer.convert_tokens_to_ids("<|im_end|>")
@@ -114,6 +129,18 @@ DEEPSEEK_3 = (
     "{% if add_generation_prompt %}{{ '~' + '<think>' }}{% endif %}"
 )
 """As DeepSeek-V3.1: a finished turn has the end of a thought only."""
+KEEPS = (
+    "{% for m in messages %}{% if m['role'] == 'user' %}{{ '<|im_start|>' + m['content'] }}{% else %}"
+    "{{ '~' + '<think></think>' + m['content'] + '<|im_end|>' }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '~' + '<think>' }}{% endif %}"
+)
+"""As Laguna: a reply stands behind an empty thought, also one that has its own."""
+COHERE = (
+    "{% for m in messages %}{% if m['role'] == 'user' %}{{ '<|im_start|>' + m['content'] }}{% else %}"
+    "{{ '~(' + m['content'] + ')<|im_end|>' }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '~<|START_THINKING|>' }}{% endif %}"
+)
+"""As Command A: its mark is no tag, and a reply has marks of its own."""
 
 
 @pytest.mark.parametrize(
@@ -126,6 +153,7 @@ DEEPSEEK_3 = (
         (DROPS.replace("<think>\\n", "<think>"), "\n\n</think>\n\n"),
         (DROPS.replace("think>", "seed:think>"), "\n</seed:think>\n\n"),
         (DROPS.replace("<think>", "[THINK]").replace("</think>", "[/THINK]"), "\n[/THINK]\n\n"),
+        (KEEPS, "</think>"),
     ],
 )
 def test_an_answer_never_stands_inside_a_thought_that_the_prompt_opens(template, empty):
@@ -146,6 +174,17 @@ def test_an_answer_never_stands_inside_a_thought_that_the_prompt_opens(template,
     assert reply(f"{opens}{space}cut off") == "cut off<|im_end|>"
     sampled = completion_tokens(tokenizer, HI, "yo", sampled=True)
     assert close in tokenizer.decode(list(sampled)) or tokenizer.decode(list(sampled)) == "yo<|im_end|>"
+
+
+def test_what_a_template_writes_around_a_reply_stands_behind_the_thought_once():
+    def reply(template: str, text: str) -> str:
+        tokenizer = chatml(template)
+        tokens = list(completion_tokens(tokenizer, HI, text))
+        return str(tokenizer.decode(tokens, clean_up_tokenization_spaces=False))
+
+    assert reply(COHERE, "yo") == "\n\n<|END_THINKING|>\n\n(yo)<|im_end|>"
+    assert reply(DROPS, "yo \n") == "\n</think>\n\nyo \n<|im_end|>"
+    assert reply(DROPS, "hm</think>yo \n") == "hm</think>yo \n<|im_end|>"
 
 
 def test_thoughts_that_were_closed_are_counted_and_told(tmp_path: Path):

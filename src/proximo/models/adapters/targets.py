@@ -18,8 +18,9 @@ from proximo.models.model_types import PreTrainedModel
 
 EXPERTS = re.compile(r"(?!.*shared).*experts?")
 """Part of the names of experts that are modules; experts that are shared by all tokens are ordinary layers."""
-ROUTERS = re.compile(r"gate|.*expert_gate|.*router.*")
-"""Part of the names of what chooses experts, or weighs them."""
+ROUTERS = re.compile(r"gate|.*expert_gate|.*router.*|indexer")
+"""Part of the names of what chooses experts, or weighs them, and of what chooses the tokens that sparse attention
+reads: a choice has no gradient, so an adapter there would stay as it began."""
 READ_AS_EXPERTS = ("gate", "gate_proj", "up_proj", "down_proj", "w1", "w2", "w3")
 """Last parts of names that peft takes for those of routers and experts, in the families that it knows as mixtures."""
 WEIGHT_READ = re.compile(r"self\.(\w+)\.weight\b(?!\[|\.(?:dtype|device|shape|data)\b)")

@@ -3,7 +3,12 @@
 import re
 from dataclasses import dataclass
 
-_OPENED = re.compile(r"(<(?P<tag>(?:\w+:)?(?:think|thinking|thought|thoughts|reasoning))>|\[THINK\])(?P<space>\s*)\Z")
+_OPENED = re.compile(
+    r"(<(?P<tag>(?:\w+:)?(?:think|thinking|thought|thoughts|reasoning))>|\[THINK\]|<\|START_THINKING\|>)"
+    r"(?P<space>\s*)\Z"
+)
+_CLOSED = {"[THINK]": "[/THINK]", "<|START_THINKING|>": "<|END_THINKING|>"}
+"""Marks that are no tags, with their ends."""
 
 
 @dataclass(frozen=True)
@@ -21,9 +26,10 @@ class Thought:
 
     def is_rendered(self, reply: str, rest: str) -> bool:
         """Whether `rest`, which a template writes behind the prompt for this reply, ends the thought as the reply does,
-        and does not open it a second time."""
+        and neither opens it a second time nor closes an empty one before the reply's own."""
         is_open = self.is_in(reply) and self.closes not in reply
-        return self.closes in rest and not is_open and not rest.lstrip().startswith(self.opens)
+        is_once = 1 <= rest.count(self.closes) <= max(1, reply.count(self.closes))
+        return is_once and not is_open and not rest.lstrip().startswith(self.opens)
 
     def continued(self, reply: str) -> str:
         """What follows the prompt: the reply's own thought, or else the end of an empty one, and the answer."""
@@ -41,5 +47,5 @@ def opened_thought(asked: str) -> Thought | None:
     found = _OPENED.search(asked)
     if found is None:
         return None
-    closes = f"</{found['tag']}>" if found["tag"] else "[/THINK]"
+    closes = f"</{found['tag']}>" if found["tag"] else _CLOSED[found[1]]
     return Thought(found[1], closes, found["space"])

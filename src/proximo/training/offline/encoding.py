@@ -20,6 +20,8 @@ from proximo.tensor_types import Bool, Int
 from proximo.training.runfolder.log import RunLog
 
 Item = TypeVar("Item", Example, Ranking)
+SHOWN = "what is replied"
+"""Stands for a reply, to see what a template writes behind it."""
 
 
 @dataclass(frozen=True)
@@ -170,10 +172,10 @@ def completion_tokens(
     """The tokens that a sampler would have to generate after `prompt_tokens`: the text and one end token.
 
     After a conversation these are the chat template's rendering of the reply, up to its first end token: the
-    tokenizer's, or one of `ends`, which the model's own files name. If the template writes none, or does not continue
-    its own generation prompt, they are the reply itself and the tokenizer's end token. Where that prompt opens a
-    thought, a text without one gets its end first, unless it was `sampled` there. `arguments` are those of the chat
-    template.
+    tokenizer's, or one of `ends`, which the model's own files name. If the template writes none, the tokenizer's
+    follows what it writes up to the reply's last word; if it does not continue its own generation prompt, the reply
+    itself. Where that prompt opens a thought, a text without one gets its end first, unless it was `sampled` there.
+    `arguments` are those of the chat template.
     """
     tokens, _ = _reply(tokenizer, prompt, text, ends, arguments, sampled=sampled)
     return tokens
@@ -206,18 +208,25 @@ def _reply(
     found = next((place for place, token in enumerate(reply) if token in every), None)
     if found is not None:
         return reply[: found + 1], is_closed
-    return (*reply_tokens(tokenizer, asked, text if thought is None else thought.continued(text)), end), is_closed
+    shown = [*prompt, {"role": "assistant", "content": SHOWN}]
+    _, is_shown, behind = rendered(tokenizer, shown, for_answer=False, arguments=arguments).rpartition(SHOWN)
+    said = rest.removesuffix(behind) if is_shown else text
+    return (*reply_tokens(tokenizer, asked, said or text), end), is_closed
 
 
 def _behind_thought(thought: Thought, asked: str, written: str, text: str) -> str:
     """A reply in a thought that the prompt opens, where the template writes a whole conversation otherwise: the end of
-    an empty thought as it writes that, where it does, and what it writes behind the reply."""
+    an empty thought as it writes that, where it does, and what it writes around the reply."""
     before = asked.removesuffix(f"{thought.opens}{thought.space}")
-    if not thought.is_in(text) and written.removeprefix(before).startswith(thought.closes):
-        return written.removeprefix(before)
+    own = written.removeprefix(before) if written.startswith(before) else ""
+    if own and not thought.is_in(text):
+        if own.startswith(thought.closes):
+            return own
+        if thought.opens not in own and thought.closes not in own:
+            return thought.continued("") + own
     answer = text.rpartition(thought.closes)[2].strip()
     _, found, behind = written.rpartition(answer) if answer else ("", "", "")
-    return thought.continued(text) + (behind if found else "")
+    return thought.continued(text.rstrip()) + behind if found else thought.continued(text)
 
 
 def check_ends(tokenizer: PreTrainedTokenizerBase, text: str, ends: Collection[int] = ()) -> None:
