@@ -37,9 +37,9 @@ def test_the_table_training_has_the_learner_s_options_as_they_are():
 
 def test_the_learner_gets_what_the_table_says():
     changed = {"groups": 6, "minibatches": 3, "epochs": 2, "adam_moments": "8bit", "freeze": ("embed",)}
-    found = TrainingOptions(**changed, group_size=2, refill_rounds=1).for_learner()  # pyright: ignore[reportArgumentType]
-    assert found == LearnerOptions(**changed)  # pyright: ignore[reportArgumentType]
-    assert found.updates == TrainingOptions(**changed).updates == 6  # pyright: ignore[reportArgumentType]
+    found = TrainingOptions(**changed, group_size=2, refill_rounds=1).for_learner()
+    assert found == LearnerOptions(**changed)
+    assert found.updates == TrainingOptions(**changed).updates == 6
 
 
 @pytest.mark.parametrize(
