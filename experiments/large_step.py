@@ -22,10 +22,10 @@ import torch
 
 from proximo import toml
 from proximo.algorithms import GRPO
+from proximo.learner.guard import Update
 from proximo.maths.crediting import advantages
 from proximo.models.tokens.spelling import Spelling
 from proximo.training.config import RunConfig
-from proximo.training.learner.guard import Update
 from proximo.training.runfolder.log import RunLog
 from proximo.training.runfolder.rollouts import rollout_table
 from proximo.types import Batch, Completion, Grade, Group, Problem, Rollout, Stats

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from proximo.insight.lens.steps import read_step
+from proximo.learner.learner import Learner
 from proximo.models import frozen_copy, score
-from proximo.training.learner.learner import Learner
 from proximo.training.rl.progress import Lines
 from proximo.training.runfolder.log import ROLLOUTS, RunLog
 from proximo.types import Batch

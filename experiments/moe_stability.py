@@ -28,6 +28,7 @@ from experiments.moe_report import Record, table, write
 from proximo import toml
 from proximo.algorithms import GRPO, GSPO, SAPO, Algorithm
 from proximo.data import Mistakes
+from proximo.learner.options import RoutingReplay
 from proximo.maths import Clip
 from proximo.models import frozen_copy
 from proximo.models.tiny import tiny_moe, tiny_tokenizer
@@ -35,7 +36,7 @@ from proximo.samplers import SamplingOptions
 from proximo.samplers.embedded import Embedded
 from proximo.samplers.mismatched import Mismatched
 from proximo.tasks import Echo, Split, Task
-from proximo.training.config import EvaluationOptions, RoutingReplay, RunConfig, TrainingOptions
+from proximo.training.config import EvaluationOptions, RunConfig, TrainingOptions
 from proximo.training.offline.encoding import encode
 from proximo.training.offline.fitting import FitOptions, fit
 from proximo.training.offline.sft import Supervised, reference_examples

@@ -49,5 +49,5 @@ CONTROLS = {"test_without_a_fault_the_same_update_is_applied": "without the faul
 
 def run(folder: Path) -> Findings:
     found = Findings(gaps=[GAP])
-    run_tests("training/learner/test_limits.py", RULES, CONTROLS, folder, found)
+    run_tests("learner/test_limits.py", RULES, CONTROLS, folder, found)
     return found

@@ -1,7 +1,7 @@
 """What tests look at inside a learner's policy."""
 
-from proximo.training.learner.learner import Learner
-from proximo.training.learner.policy import PlainPolicy
+from proximo.learner.learner import Learner
+from proximo.learner.policy import PlainPolicy
 
 
 def plain(learner: Learner) -> PlainPolicy:

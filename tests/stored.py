@@ -11,10 +11,10 @@ from torch import Tensor
 from proximo import toml
 from proximo.algorithms import Algorithm
 from proximo.insight.folder import RunFolder
+from proximo.learner.guard import Update
 from proximo.maths.crediting import advantages
 from proximo.models.tokens.spelling import Spelling
 from proximo.training.config import RunConfig
-from proximo.training.learner.guard import Update
 from proximo.training.runfolder.ledger import Entry
 from proximo.training.runfolder.log import RunLog
 from proximo.training.runfolder.rollouts import rollout_table

@@ -8,7 +8,7 @@ import sys
 from typing import Any
 
 from proximo.cli import main
-from proximo.training.learner import passes
+from proximo.learner import passes
 
 
 def starve(most: int) -> None:

@@ -13,16 +13,16 @@ import torch
 from torch import Tensor
 
 from proximo.algorithms import DAPO, GRPO, GSPO, PPO, SAPO, Algorithm
+from proximo.learner.learner import Learner
+from proximo.learner.lora import LoraPolicy
+from proximo.learner.options import LearnerOptions, RoutingReplay
+from proximo.learner.policy import PlainPolicy, Policy
 from proximo.maths.pieces.divergences import KlLoss
 from proximo.maths.pieces.extras import RouterBalance
 from proximo.models import tiny_model
 from proximo.models.adapters.lora import Lora
 from proximo.models.tiny import tiny_moe
 from proximo.models.values import OwnLayers, OwnModel, TrunkHead, ValueForm, value_model
-from proximo.training.config import RoutingReplay, TrainingOptions
-from proximo.training.learner.learner import Learner
-from proximo.training.learner.lora import LoraPolicy
-from proximo.training.learner.policy import PlainPolicy, Policy
 from proximo.training.rl.assemble import assemble
 from proximo.types import Completion, Grade, Group, Problem, Rollout
 
@@ -105,9 +105,7 @@ def build(case: Case, hold: Holding) -> Learner:
     model = tiny_moe(**shape, experts=4) if case.experts else tiny_model(**shape)
     value = None if case.form is None else value_model(case.form, model)
     inner = LoraPolicy(model, Lora(rank=4), base="tiny", seed=0) if case.lora else PlainPolicy(model)
-    options = TrainingOptions(
-        groups=5, group_size=4, minibatches=1, learning_rate=1e-3, warmup_steps=0, token_budget=60
-    )
+    options = LearnerOptions(groups=5, minibatches=1, learning_rate=1e-3, warmup_steps=0, token_budget=60)
     return Learner(hold(inner), case.algorithm, options, temperature=1.0, seed=0, value=value, replay=case.replay)
 
 

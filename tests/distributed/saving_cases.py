@@ -14,9 +14,9 @@ import torch
 from proximo.distributed.following import Crew
 from proximo.distributed.mesh import Mesh
 from proximo.distributed.policy import ShardedPolicy
-from proximo.samplers.partial import logprobs_of
-from proximo.training.learner.learner import Learner
-from proximo.training.learner.named_tensors import STATE
+from proximo.learner.learner import Learner
+from proximo.learner.named_tensors import STATE
+from proximo.models.sampled import logprobs_of
 from proximo.training.rl.assemble import assemble
 from tests.distributed.rank_cases import CASES, build, make_groups
 

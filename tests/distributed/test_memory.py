@@ -11,9 +11,9 @@ import torch
 from proximo.distributed.fitting import planned
 from proximo.distributed.launching import NOTES, PLAN, launch, tightest
 from proximo.distributed.policy import ShardedPolicy
+from proximo.learner.passes import Passes
+from proximo.learner.policy import PlainPolicy
 from proximo.models import tiny_model
-from proximo.training.learner.passes import Passes
-from proximo.training.learner.policy import PlainPolicy
 from tests.distributed.groups import ROOT
 from tests.distributed.test_launching import started
 from tests.distributed.test_whole_run import SMALL

@@ -10,11 +10,11 @@ from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
 from proximo.distributed.following import Crew
 from proximo.distributed.mesh import Mesh
 from proximo.distributed.policy import ShardedPolicy
+from proximo.learner.lora import LoraPolicy
+from proximo.learner.options import LearnerOptions
+from proximo.learner.policy import PlainPolicy
 from proximo.models import tiny_model, with_precision
 from proximo.models.adapters.lora import Lora
-from proximo.training.config import TrainingOptions
-from proximo.training.learner.lora import LoraPolicy
-from proximo.training.learner.policy import PlainPolicy
 from proximo.training.rl.assemble import assemble
 from tests.distributed.rank_cases import CASES, build, make_groups, run_case
 
@@ -45,12 +45,12 @@ def test_trained_weights_are_held_in_float32_and_frozen_ones_as_they_compute(mes
     """Whatever the files hold: here bfloat16, with an adapter, of which only A and B are trained."""
     model = with_precision(tiny_model(layers=2, hidden=32), torch.bfloat16)
     policy = ShardedPolicy(LoraPolicy(model, Lora(rank=2), base="tiny", seed=0), Crew(mesh), torch.bfloat16)
-    policy.start(TrainingOptions(), None, needs_reference=False)
+    policy.start(LearnerOptions(), None, needs_reference=False)
     held = {(each.requires_grad, each.dtype) for each in model.parameters()}
     assert held == {(True, torch.float32), (False, torch.bfloat16)}
     model = with_precision(tiny_model(layers=2, hidden=32), torch.bfloat16)
     policy = ShardedPolicy(PlainPolicy(model), Crew(mesh), torch.bfloat16)
-    policy.start(TrainingOptions(freeze=("embed",)), None, needs_reference=True)
+    policy.start(LearnerOptions(freeze=("embed",)), None, needs_reference=True)
     held = {(each.requires_grad, each.dtype) for each in model.parameters()}
     assert held == {(True, torch.float32), (False, torch.bfloat16)}
     reference = policy._inner.reference

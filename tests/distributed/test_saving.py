@@ -10,8 +10,8 @@ from safetensors.torch import load_file
 from proximo.distributed.following import Crew
 from proximo.distributed.mesh import Mesh
 from proximo.distributed.policy import ShardedPolicy
-from proximo.training.learner.learner import Learner
-from proximo.training.learner.named_tensors import PARTS, STATE, read_tensors
+from proximo.learner.learner import Learner
+from proximo.learner.named_tensors import PARTS, STATE, read_tensors
 from tests.distributed.groups import start_group
 from tests.distributed.rank_cases import CASES, Holding, build
 from tests.distributed.saving_cases import advanced, load, save

@@ -5,9 +5,9 @@ from dataclasses import replace
 import torch
 
 from proximo.distributed.shares import batch_shares, row_shares, trimmed, update_shares
+from proximo.learner.gradients import UpdateRows
+from proximo.learner.passes import Passes
 from proximo.maths.plans import Plan
-from proximo.training.learner.gradients import UpdateRows
-from proximo.training.learner.passes import Passes
 from proximo.training.ranks import deal
 from proximo.training.rl.assemble import to_batch
 from tests.distributed.rank_cases import make_groups

@@ -16,9 +16,9 @@ from proximo.fleet.probe import Probe
 from proximo.fleet.sync import WeightSync
 from proximo.models import load_model, load_tokenizer, score
 from proximo.models.ends import end_tokens
+from proximo.models.sampled import logprobs_of
 from proximo.models.shipped import resolve
 from proximo.samplers import SamplingOptions
-from proximo.samplers.partial import logprobs_of
 
 FREE = SamplingOptions(temperature=1.0, max_tokens=12)
 HOT = SamplingOptions(temperature=2.0, max_tokens=12)

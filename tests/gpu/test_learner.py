@@ -8,15 +8,15 @@ import torch
 from tests.policies import plain
 from torch import Tensor
 
+from proximo.learner.options import LearnerOptions
 from proximo.algorithms import DAPO, GRPO, GSPO, PPO, SAPO
 from proximo.models import frozen_copy, score, tiny_model, with_precision
 from proximo.models.compiling import allow_compiling, checkpoint_layers, checkpoints
 from proximo.models.logprobs import token_logprobs
 from proximo.models.values import OwnLayers, OwnModel, value_model
-from proximo.training.config import TrainingOptions
-from proximo.training.learner.learner import Learner
-from proximo.training.learner.memory import MAX_TOKENS
-from proximo.training.learner.policy import PlainPolicy
+from proximo.learner.learner import Learner
+from proximo.learner.memory import MAX_TOKENS
+from proximo.learner.policy import PlainPolicy
 from proximo.training.rl.assemble import assemble
 from proximo.types import Completion, Grade, Group, Problem, Rollout
 
@@ -75,8 +75,8 @@ def apart(found: list[Tensor], expected: list[Tensor]) -> float:
 def updated(algorithm, device: str, dtype: torch.dtype = torch.float32, form=None, budget: int = 10_000):
     """One update without clipping: its statistics and its gradients."""
     model = model_on(device, dtype)
-    options = TrainingOptions(
-        groups=3, group_size=3, minibatches=1, learning_rate=1e-4, max_gradient_norm=math.inf, token_budget=budget
+    options = LearnerOptions(
+        groups=3, minibatches=1, learning_rate=1e-4, max_gradient_norm=math.inf, token_budget=budget
     )
     value = form and value_model(form, model)
     learner = Learner(PlainPolicy(model), algorithm, options, temperature=0.9, seed=0, value=value)
@@ -217,7 +217,7 @@ def test_the_host_never_waits_in_a_micro_batch(dtype):
 
 def test_weights_stay_where_they_are_and_follow_their_masters():
     model = model_on("cuda", torch.bfloat16)
-    options = TrainingOptions(groups=3, group_size=3, minibatches=1, learning_rate=1e-3)
+    options = LearnerOptions(groups=3, minibatches=1, learning_rate=1e-3)
     learner = Learner(PlainPolicy(model), replace(GRPO, kl=None), options, temperature=1.0, seed=0)
     before = [each.data_ptr() for each in model.parameters()]
     for _ in range(3):
@@ -234,7 +234,7 @@ def test_weights_stay_where_they_are_and_follow_their_masters():
 
 def test_a_state_is_resumed_bit_for_bit():
     def learner_of(model) -> Learner:
-        options = TrainingOptions(groups=3, group_size=3, minibatches=1, learning_rate=1e-3, token_budget=10_000)
+        options = LearnerOptions(groups=3, minibatches=1, learning_rate=1e-3, token_budget=10_000)
         return Learner(PlainPolicy(model), replace(GRPO, kl=None), options, temperature=1.0, seed=0)
 
     def step(learner: Learner) -> None:
@@ -293,7 +293,7 @@ def test_logits_that_are_kept_change_no_bit():
 
 def test_a_budget_is_planned_for_what_is_free():
     model = model_on("cuda")
-    options = TrainingOptions(groups=3, group_size=3, minibatches=1)
+    options = LearnerOptions(groups=3, minibatches=1)
     learner = Learner(PlainPolicy(model), GRPO, options, temperature=1.0, seed=0)
     batch = assemble(groups(), [], learner, 160).batch
     learner.plan_memory(batch)

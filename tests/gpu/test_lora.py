@@ -4,14 +4,14 @@ import pytest
 import torch
 from tests.gpu.test_learner import apart, groups, model_on
 
+from proximo.learner.options import LearnerOptions
 from proximo.algorithms import GRPO
 from proximo.models import score, tiny_tokenizer
 from proximo.models.adapters.lora import Lora, adapter_parameters
 from proximo.samplers import SamplingOptions
 from proximo.samplers.embedded import EmbeddedSampler
-from proximo.training.config import TrainingOptions
-from proximo.training.learner.learner import Learner
-from proximo.training.learner.lora import LoraPolicy
+from proximo.learner.learner import Learner
+from proximo.learner.lora import LoraPolicy
 from proximo.training.rl.assemble import assemble
 from proximo.types import Request
 
@@ -21,7 +21,7 @@ REQUESTS, OPTIONS = [Request(0, tuple(range(3, 40)), 6), Request(1, (5,), 6)], S
 
 
 def learner(device: str, dtype: torch.dtype) -> Learner:
-    options = TrainingOptions(groups=3, group_size=3, minibatches=1, learning_rate=1e-2, token_budget=10_000)
+    options = LearnerOptions(groups=3, minibatches=1, learning_rate=1e-2, token_budget=10_000)
     policy = LoraPolicy(model_on(device, dtype), Lora(rank=4), base="base", seed=0)
     return Learner(policy, GRPO, options, temperature=1.0, seed=0)
 

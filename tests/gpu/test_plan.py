@@ -20,8 +20,8 @@ from proximo.planning.cards import GIB, card, this_machine
 from proximo.planning.plan import Plan, Way, make_plan
 from proximo.samplers import SamplingOptions
 from proximo.training.config import RunConfig, TrainingOptions
-from proximo.training.learner.learner import Learner
-from proximo.training.learner.lora import LoraPolicy
+from proximo.learner.learner import Learner
+from proximo.learner.lora import LoraPolicy
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 
@@ -68,7 +68,7 @@ def test_peaks_with_an_adapter_are_within_a_tenth_of_the_plan(workload: Workload
     plan = planned(workload, tmp_path).lora
     ours = Ours(workload, "cuda", clock_of("cuda"))
     policy = LoraPolicy(ours.model, Lora(), base="none", seed=0)
-    ours.learner = Learner(policy, ALGORITHM, ours.options, temperature=1.0, seed=0)
+    ours.learner = Learner(policy, ALGORITHM, ours.options.for_learner(), temperature=1.0, seed=0)
     compare(workload, plan, ours)
 
 

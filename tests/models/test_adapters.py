@@ -19,7 +19,7 @@ from proximo.models.adapters.lora import Lora, add_lora, has_adapter, import_pef
 from proximo.models.adapters.starting import base_for
 from proximo.models.loading import base_of, read_config
 from proximo.models.reward_models import load_reward_model
-from tests.training.learner.test_lora import stirred
+from tests.learner.test_lora import stirred
 
 PEFT_ASKS_BY_AN_OLD_NAME = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 """Up to 0.21.2, of a model of transformers 5.23."""

@@ -16,6 +16,9 @@ from torch.testing import assert_close
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from proximo.algorithms import GRPO
+from proximo.learner.learner import Learner
+from proximo.learner.lora import LoraPolicy
+from proximo.learner.options import LearnerOptions
 from proximo.models import load_model
 from proximo.models.adapters.files import CONFIG, read_adapter, save_model
 from proximo.models.adapters.lora import Lora, adapter_size, add_lora, lora_layers, merged_weights
@@ -23,13 +26,10 @@ from proximo.models.adapters.starting import check_adapter
 from proximo.models.adapters.targets import target_layers
 from proximo.models.loading import skeleton
 from proximo.models.packing.attention import attention, uses_our_attention
-from proximo.training.config import TrainingOptions
-from proximo.training.learner.learner import Learner
-from proximo.training.learner.lora import LoraPolicy
 from proximo.training.rl.assemble import assemble
+from tests.learner.test_lora import stirred
+from tests.learner.test_values import groups
 from tests.models.test_architectures import MAMBA2, built
-from tests.training.learner.test_lora import stirred
-from tests.training.learner.test_values import groups
 
 LORA = Lora(rank=2, alpha=3)
 SLOW_PATHS = pytest.mark.filterwarnings("ignore")  # transformers and torch say much about them
@@ -175,7 +175,7 @@ def test_an_adapter_is_trained_saved_read_and_merged(base: Path, expected: tuple
 
     stirred(model, 0.1)
     first = {name: each.detach().clone() for name, each in policy.parameters().items()}
-    options = TrainingOptions(groups=2, group_size=2, minibatches=1, learning_rate=1e-2)
+    options = LearnerOptions(groups=2, minibatches=1, learning_rate=1e-2)
     trained = Learner(policy, GRPO, options, temperature=1.0, seed=0)
     trained.update(assemble(groups(), [], trained, 8).batch, fresh=True)
     assert sum(not torch.equal(first[name], each) for name, each in policy.parameters().items()) > 2

@@ -8,6 +8,7 @@ from transformers import PreTrainedModel
 
 from proximo import toml
 from proximo.algorithms import GRPO, GSPO, PPO
+from proximo.learner.rounding import BFLOAT16, FLOAT32, bounds_of
 from proximo.maths.pieces.extras import EntropyBonus
 from proximo.models import (
     compiling,
@@ -26,7 +27,6 @@ from proximo.models.values import OwnLayers, OwnModel, TrunkHead
 from proximo.samplers import SamplingOptions
 from proximo.tasks.arithmetic import Arithmetic
 from proximo.training.config import EvaluationOptions, RunConfig, TrainingOptions, ValueOptions
-from proximo.training.learner.rounding import BFLOAT16, FLOAT32, bounds_of
 from proximo.training.rl.assemble import to_batch
 from proximo.training.rl.progress import Lines
 from proximo.training.rl.run import Run

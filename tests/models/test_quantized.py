@@ -32,10 +32,10 @@ from proximo.models.values import OwnLayers, OwnModel, value_model
 from proximo.samplers.embedded.fused import is_plain
 from proximo.training.config import RunConfig
 from proximo.training.preflight.estimate import held_models
+from tests.learner.test_lora import expected_gradients, small, stirred, weighted
+from tests.learner.test_moe import small_moe
 from tests.models.test_adapters import PEFT_ASKS_BY_AN_OLD_NAME
 from tests.models.test_scoring import build, ragged, scored
-from tests.training.learner.test_lora import expected_gradients, small, stirred, weighted
-from tests.training.learner.test_moe import small_moe
 
 LORA = Lora(rank=3, alpha=7)
 

@@ -12,6 +12,8 @@ from transformers import Gemma2Config, Gemma2ForCausalLM
 
 from proximo import toml
 from proximo.algorithms import GRPO, SAPO
+from proximo.learner.experts import to_replay
+from proximo.learner.learner import Learner
 from proximo.maths import EntropyBonus, KlLoss
 from proximo.models import frozen_copy, score, tiny_model, tiny_moe, tiny_tokenizer
 from proximo.models.routing import Routes, gate_weights, recording, replaying, routers
@@ -21,15 +23,12 @@ from proximo.samplers.mismatched import Mismatched
 from proximo.samplers.plain import PlainSampler
 from proximo.tasks.arithmetic import Arithmetic
 from proximo.training.config import EvaluationOptions, RunConfig, TrainingOptions
-from proximo.training.learner.experts import to_replay
-from proximo.training.learner.learner import Learner
 from proximo.training.rl.assemble import assemble, to_batch
 from proximo.training.rl.progress import Lines
 from proximo.training.rl.run import Run
 from proximo.training.rl.train import train
 from proximo.types import Batch, Group, Rollout
-from tests.models.test_scoring import SHAPE, furthest, switch_checkpoints_on
-from tests.training.learner.test_moe import (
+from tests.learner.test_moe import (
     REQUESTS,
     gradient_of,
     learner,
@@ -40,6 +39,7 @@ from tests.training.learner.test_moe import (
     some,
     spread,
 )
+from tests.models.test_scoring import SHAPE, furthest, switch_checkpoints_on
 
 
 @pytest.fixture(scope="module")

@@ -15,9 +15,9 @@ from proximo.explain import nearest, objective, stages
 from proximo.insight.lens.lens import look, policy_loss
 from proximo.insight.lens.states import TokenState
 from proximo.insight.lens.words import why
+from proximo.learner.rounding import gate_width
 from proximo.maths import KeepAll, KlLoss, LossInputs, plan_step, rows_of
 from proximo.training.config import RunConfig
-from proximo.training.learner.rounding import gate_width
 from proximo.training.preflight.preflight import preflight
 from proximo.training.records import DataCursor
 from proximo.training.rl.assemble import assemble

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM
 
 from proximo.algorithms import DAPO, GRPO, GSPO, PPO, SAPO
+from proximo.learner.memory import token_cost
 from proximo.models.values import OwnModel
 from proximo.planning.cards import CARDS, GIB, Card, card, chosen_card
 from proximo.planning.fitting import GROUP_SIZES, LENGTHS, largest_groups, longest_completions
@@ -19,7 +20,6 @@ from proximo.planning.shapes import SHAPES, ModelShape
 from proximo.samplers.embedded.buffers import BufferPlan
 from proximo.training.building import MAX_SLOTS
 from proximo.training.config import RunConfig, ValueOptions
-from proximo.training.learner.memory import token_cost
 from proximo.training.preflight.estimate import Held, parameter_bytes
 from proximo.training.reward_mix import RewardMix, RewardModel
 

@@ -17,11 +17,11 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
+from proximo.learner.memory import token_cost
 from proximo.models import tiny_model, tiny_moe
 from proximo.models.adapters.lora import Lora, adapter_size
 from proximo.models.adapters.targets import target_layers
 from proximo.planning.shapes import SHAPES, ModelShape, read_shape
-from proximo.training.learner.memory import token_cost
 
 PUBLISHED = {
     "SmolLM2-135M": 134_515_008,

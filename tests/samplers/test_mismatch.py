@@ -18,6 +18,9 @@ from torch import Tensor
 import proximo
 from proximo import toml
 from proximo.algorithms import DAPO, GRPO, SAPO, Algorithm
+from proximo.learner.learner import Learner
+from proximo.learner.options import LearnerOptions
+from proximo.learner.policy import PlainPolicy
 from proximo.maths import (
     GeometricRejection,
     IcePop,
@@ -36,8 +39,6 @@ from proximo.samplers import SamplingOptions
 from proximo.samplers.embedded import Embedded, local_sampler
 from proximo.samplers.mismatched import Mismatched, MismatchedSampler
 from proximo.training.config import EvaluationOptions, RunConfig, SamplerOptions, TrainingOptions
-from proximo.training.learner.learner import Learner
-from proximo.training.learner.policy import PlainPolicy
 from proximo.training.records import DataCursor
 from proximo.training.rl.assemble import assemble
 from proximo.training.rl.metrics import mismatch_metrics
@@ -212,7 +213,7 @@ def group_of(version: int) -> Group:
 
 
 def learner(algorithm: Algorithm, minibatches: int = 2) -> Learner:
-    options = TrainingOptions(groups=2, group_size=2, minibatches=minibatches, warmup_steps=0, learning_rate=1e-3)
+    options = LearnerOptions(groups=2, minibatches=minibatches, warmup_steps=0, learning_rate=1e-3)
     return Learner(PlainPolicy(dense()), algorithm, options, temperature=1.0, seed=0)
 
 

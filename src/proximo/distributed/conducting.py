@@ -16,14 +16,14 @@ from proximo.distributed.launching import GROUP_FAILED, is_launched, own_rank
 from proximo.distributed.mesh import Mesh
 from proximo.distributed.policy import ShardedPolicy
 from proximo.distributed.stages import ShardedStageModel
+from proximo.learner.memory import first_line
+from proximo.learner.policy import PlainPolicy, Policy
 from proximo.models import load_tokenizer, pick_device
 from proximo.models.model_types import PreTrainedModel, PreTrainedTokenizerBase
 from proximo.models.shipped import resolve
 from proximo.samplers import RunSamplers, SampledPolicy, Sampler, SamplingOptions, Stream, build_samplers, gathered
 from proximo.training.building import Built, build_learner
 from proximo.training.config import RunConfig
-from proximo.training.learner.memory import first_line
-from proximo.training.learner.policy import PlainPolicy, Policy
 from proximo.training.offline.dpo import DpoConfig, dpo_without_data
 from proximo.training.offline.encoding import EncodedRows
 from proximo.training.offline.reward_model import RewardModelConfig, reward_model_without_data

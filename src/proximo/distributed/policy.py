@@ -19,20 +19,20 @@ from proximo.distributed.following import Crew
 from proximo.distributed.saving import check_written, restore, write_shards
 from proximo.distributed.sharding import HALVES, Root, check_shardable, local, reshard, shard, whole
 from proximo.distributed.shares import Share, batch_shares, on_cpu, update_shares
+from proximo.learner.gradients import UpdateRows
+from proximo.learner.guard import GradientPass
+from proximo.learner.learner import Learner
+from proximo.learner.memory import checkpoint_models, is_planned_on
+from proximo.learner.optimizer import MASTER
+from proximo.learner.options import LearnerOptions
+from proximo.learner.passes import Found, Job, OldScores, Passes, Rows, Shares, directly, joined
+from proximo.learner.policy import PlainPolicy
 from proximo.models import Scores, free_bytes
 from proximo.models.loading import sharing_copy
 from proximo.models.model_types import PreTrainedModel
+from proximo.models.sampled import evaluating, logprobs_of
 from proximo.models.values import HeadOnOwnModel, ValueModel
-from proximo.samplers.partial import evaluating, logprobs_of
 from proximo.tensor_types import Float, Int
-from proximo.training.config import TrainingOptions
-from proximo.training.learner.gradients import UpdateRows
-from proximo.training.learner.guard import GradientPass
-from proximo.training.learner.learner import Learner
-from proximo.training.learner.memory import checkpoint_models, is_planned_on
-from proximo.training.learner.optimizer import MASTER
-from proximo.training.learner.passes import Found, Job, OldScores, Passes, Rows, Shares, directly, joined
-from proximo.training.learner.policy import PlainPolicy
 from proximo.types import Batch
 
 
@@ -41,7 +41,7 @@ class ShardedPolicy:
 
     Every rank builds one, and a learner around it. Rank 0's learner uses it; the others call `follow`.
 
-    Example: Learner(ShardedPolicy(PlainPolicy(model), crew), GRPO, TrainingOptions(), temperature=1.0, seed=0)
+    Example: Learner(ShardedPolicy(PlainPolicy(model), crew), GRPO, LearnerOptions(), temperature=1.0, seed=0)
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class ShardedPolicy:
             load=self._load_here,
         )
 
-    def start(self, options: TrainingOptions, value: ValueModel | None, *, needs_reference: bool) -> None:
+    def start(self, options: LearnerOptions, value: ValueModel | None, *, needs_reference: bool) -> None:
         assert options.adam_moments == "float32", "Ranks.check_run refuses others"
         if value is not None and not isinstance(value, nn.Module):
             raise ValueError(f"value.form builds a {type(value).__name__}: with ranks it must be a torch module")

@@ -22,13 +22,13 @@ from torch.distributed.tensor import DTensor
 
 from proximo.distributed.mesh import Mesh
 from proximo.distributed.sharding import like
+from proximo.learner.named_tensors import STATE, by_name, check_named, optimizer_by_name
+from proximo.learner.optimizer import MASTER
+from proximo.learner.policy import VALUE_NAMES, PlainPolicy
 from proximo.models import load_model
 from proximo.models.adapters.files import adapter_tensors
 from proximo.models.adapters.lora import adapter_parameters, has_adapter
 from proximo.models.model_types import PreTrainedModel
-from proximo.training.learner.named_tensors import STATE, by_name, check_named, optimizer_by_name
-from proximo.training.learner.optimizer import MASTER
-from proximo.training.learner.policy import VALUE_NAMES, PlainPolicy
 
 Parts = Mapping[str, Mapping[str, Tensor]]
 """Tensors by name, for each part of a state."""

@@ -10,11 +10,11 @@ from typing import Generic
 import torch
 from torch import Tensor
 
+from proximo.learner.gradients import UpdateRows
+from proximo.learner.guard import GradientPass
+from proximo.learner.passes import Passes, Rows
 from proximo.models.routing import Agreement
 from proximo.tensor_types import Int
-from proximo.training.learner.gradients import UpdateRows
-from proximo.training.learner.guard import GradientPass
-from proximo.training.learner.passes import Passes, Rows
 from proximo.training.ranks import deal
 from proximo.types import Batch, Stats
 

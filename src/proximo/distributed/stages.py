@@ -25,11 +25,11 @@ from proximo.distributed.sharding import (
     shard,
     whole,
 )
+from proximo.learner.memory import explaining_memory
+from proximo.learner.named_tensors import copy_named, read_tensors, write_tensors
+from proximo.learner.optimizer import MASTER
 from proximo.models import score_rows
 from proximo.models.model_types import PreTrainedModel
-from proximo.training.learner.memory import explaining_memory
-from proximo.training.learner.named_tensors import copy_named, read_tensors, write_tensors
-from proximo.training.learner.optimizer import MASTER
 from proximo.training.offline.encoding import Encoded, EncodedRows
 from proximo.training.offline.schedule import FitOptions
 from proximo.training.offline.stage_model import Gradients, SplitStage, WholeStageModel

@@ -4,13 +4,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
-import torch
 from torch import Tensor
 
-from proximo.models.model_types import PreTrainedModel, PreTrainedTokenizerBase
+from proximo.models.model_types import PreTrainedTokenizerBase
+from proximo.models.sampled import SampledPolicy
 from proximo.samplers.begun import BegunRequests
 from proximo.samplers.lanes import Interval
-from proximo.tensor_types import Float, Int
 from proximo.types import Completion, Request
 
 __all__ = [
@@ -85,31 +84,6 @@ class SamplingOptions:
         The log-probs of a completion are then under the cut distribution, which the learner does not compute.
         """
         return self.top_p < 1 or self.top_k is not None or self.min_p > 0
-
-
-class SampledPolicy(Protocol):
-    """What a sampler may ask of the policy under training: the module itself, or its weights by name."""
-
-    @property
-    def model(self) -> PreTrainedModel:
-        """The module that is trained, with its adapter if it has one; samplers of this process decode with it."""
-        ...
-
-    def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Name and current value of every weight, one at a time, as a plain model of the same class has them: an
-        adapter is added to the weights it belongs to, and tied weights come once. For engines that keep a copy."""
-        ...
-
-    @property
-    def device(self) -> torch.device:
-        """Where the policy is trained. Where it is in shards, `model` may be a copy in the host's memory."""
-        ...
-
-    def logprobs(
-        self, prompts: Sequence[Sequence[int]], tokens: Int[Tensor, "B T"], lengths: Int[Tensor, " B"]
-    ) -> Float[Tensor, "B T"]:
-        """Log-probs of one completion after each prompt, to compare an engine's with."""
-        ...
 
 
 @runtime_checkable

@@ -1,7 +1,6 @@
 """A completion in the making, and when it ends: the same for every engine that draws its own tokens."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice
@@ -10,8 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from proximo.models import score
-from proximo.models.model_types import PreTrainedModel, PreTrainedTokenizerBase
+from proximo.models.model_types import PreTrainedTokenizerBase
 from proximo.models.routing import UNKNOWN
 from proximo.models.tokens.tokenizing import ReplyReader
 from proximo.samplers import SamplingOptions
@@ -174,41 +172,3 @@ def _routes(partial: PartialCompletion) -> Int[Tensor, "T L K"] | None:
         return None
     assert len(partial.routes) == len(partial.tokens) - 1
     return torch.stack([*partial.routes, torch.full_like(partial.prompt_routes[0], UNKNOWN)])
-
-
-@contextmanager
-def evaluating(model: PreTrainedModel, *, in_shards: bool = False) -> Iterator[None]:
-    """No dropout and no gradients inside; the learner finds its model as it left it."""
-    training = [module for module in model.modules() if module.training]  # often none, and then nothing is set
-    for module in training:
-        module.training = False
-    try:
-        # What is gathered from shards must be of use to a training pass, too.
-        with torch.no_grad() if in_shards else torch.inference_mode():
-            yield
-    finally:
-        for module in training:
-            module.training = True
-
-
-def logprobs_of(
-    model: PreTrainedModel, prompts: Sequence[Sequence[int]], tokens: Int[Tensor, "B T"], lengths: Int[Tensor, " B"]
-) -> Float[Tensor, "B T"]:
-    """Log-probs of one completion after each prompt."""
-    return score(model, prompts=prompts, tokens=tokens, lengths=lengths, group=torch.arange(len(prompts))).logprobs
-
-
-class WholeModel:
-    """What a `SampledPolicy` whose model is whole in this process has in common."""
-
-    model: PreTrainedModel
-
-    @property
-    def device(self) -> torch.device:
-        return self.model.device
-
-    def logprobs(
-        self, prompts: Sequence[Sequence[int]], tokens: Int[Tensor, "B T"], lengths: Int[Tensor, " B"]
-    ) -> Float[Tensor, "B T"]:
-        with evaluating(self.model):
-            return logprobs_of(self.model, prompts, tokens, lengths)

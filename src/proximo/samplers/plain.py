@@ -14,8 +14,9 @@ from proximo.models.ends import end_tokens
 from proximo.models.model_types import PreTrainedModel, PreTrainedTokenizerBase
 from proximo.models.packing.attention import uses_our_attention
 from proximo.models.positions import check_requests
+from proximo.models.sampled import evaluating
 from proximo.samplers import SampledPolicy, SamplingOptions, Stream, gathered
-from proximo.samplers.partial import Listener, PartialCompletion, TokenWriter, evaluating, partials_of
+from proximo.samplers.partial import Listener, PartialCompletion, TokenWriter, partials_of
 from proximo.types import Completion, Request
 
 

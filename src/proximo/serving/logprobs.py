@@ -10,7 +10,7 @@ from torch.nn.utils.rnn import pad_sequence
 from proximo.models import completion_states, supports_packing
 from proximo.models.logprobs import project
 from proximo.models.model_types import PreTrainedModel
-from proximo.samplers.partial import evaluating
+from proximo.models.sampled import evaluating
 from proximo.tensor_types import Float
 
 CHUNK = 256

@@ -7,6 +7,11 @@ from typing import Any, Protocol
 
 import torch
 
+from proximo.learner.learner import Learner
+from proximo.learner.lora import LoraPolicy
+from proximo.learner.options import CPU_TOKENS
+from proximo.learner.policy import PlainPolicy, Policy
+from proximo.learner.rounding import max_gap
 from proximo.models import load_model, pick_dtype
 from proximo.models.adapters.starting import base_for
 from proximo.models.compiling import allow_compiling
@@ -15,11 +20,7 @@ from proximo.models.shipped import resolve
 from proximo.models.values import OwnModel, ValueForm, load_value_model, value_model
 from proximo.samplers import RunSamplers, build_samplers
 from proximo.training.ahead.weights import PolicyCopy
-from proximo.training.config import CPU_TOKENS, RunConfig
-from proximo.training.learner.learner import Learner
-from proximo.training.learner.lora import LoraPolicy
-from proximo.training.learner.policy import PlainPolicy, Policy
-from proximo.training.learner.rounding import max_gap
+from proximo.training.config import RunConfig
 from proximo.training.offline.mixing import MixedIn
 
 MAX_SLOTS = 512
@@ -88,7 +89,7 @@ def build_learner(
     learner = Learner(
         policy,
         config.algorithm.with_length_limit(config.sampling.max_tokens),
-        config.training,
+        config.training.for_learner(),
         temperature=config.sampling.temperature,
         seed=config.seed,
         value=values,

@@ -1,12 +1,14 @@
 """The whole config of a run: batch sizes, learning rates, evaluation, checkpoints and the options of each part."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Literal
 
 from proximo.algorithms import GRPO, Algorithm
 from proximo.data.mixing import Ptx
 from proximo.environments import EnvironmentOptions, SingleTurn
 from proximo.fleet.options import Fleet, Workers
+from proximo.learner.options import LearnerOptions, RoutingReplay
+from proximo.learner.rates import Moments, RateSchedule
 from proximo.maths.pieces.traits import AdvantageTraits
 from proximo.models import Precision
 from proximo.models.adapters.lora import Lora
@@ -19,21 +21,14 @@ from proximo.tasks import TaskOptions
 from proximo.tasks.arithmetic import Arithmetic
 from proximo.training.curriculum import Curriculum
 from proximo.training.ranks import Ranks
-from proximo.training.rates import Moments, RateSchedule, check_adam
 from proximo.training.reward_mix import RewardMix, check_rewards, mixed_range
 from proximo.training.staleness import AheadOptions
 
 StopOn = Literal["collapse"]
 """A kind of finding that ends a run."""
 
-RoutingReplay = Literal["old_policy", "sampler"]
-"""Which pass's choice of experts an update replays."""
-
 SamplerOptions = Embedded | Mismatched | Fleet | SamplerFactory
 """The sampler of a run: one of this package, or any class that builds one."""
-
-CPU_TOKENS = 16384
-"""Tokens in one forward pass on a CPU, by default."""
 
 
 @dataclass(frozen=True)
@@ -86,29 +81,19 @@ class TrainingOptions:
 
     def __post_init__(self) -> None:
         check_kinds(self, "training.")
-        counts = ("groups", "group_size", "minibatches", "epochs", "token_budget", "refill_rounds", "refill_tokens")
-        for name in (*counts, "max_skipped", "reset_reference_every"):
+        for name in ("group_size", "refill_rounds", "refill_tokens", "reset_reference_every"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ValueError(f"training.{name} is {getattr(self, name)}: it must be at least 1")
-        if self.minibatches > self.groups:
-            raise ValueError(
-                f"training.minibatches is {self.minibatches}, training.groups {self.groups}: "
-                "a minibatch holds whole groups, so there cannot be more of them"
-            )
-        if self.skip_spikes is not None and not self.skip_spikes > 1:
-            raise ValueError(f"training.skip_spikes is {self.skip_spikes}: give a multiple over 1, such as 20, or None")
-        for name in ("learning_rate", "max_gradient_norm"):
-            if getattr(self, name) <= 0:
-                raise ValueError(f"training.{name} is {getattr(self, name)}: give a number above 0")
-        for name in ("warmup_steps", "weight_decay"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"training.{name} is {getattr(self, name)}: give 0 or more")
-        check_adam("training", self.adam_beta1, self.adam_beta2, self.adam_epsilon)
+        self.for_learner()  # which checks its own
+
+    def for_learner(self) -> LearnerOptions:
+        """The part of these options that the learner reads."""
+        return LearnerOptions(**{each.name: getattr(self, each.name) for each in fields(LearnerOptions)})
 
     @property
     def updates(self) -> int:
         """Optimizer updates per step."""
-        return self.minibatches * self.epochs
+        return self.for_learner().updates
 
 
 @dataclass(frozen=True)

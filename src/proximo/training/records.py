@@ -3,7 +3,6 @@
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
 
 from torch import Tensor
 
@@ -41,15 +40,6 @@ class Active:
     """Its rollouts; None while it is sampled."""
     begun: tuple[Begun, ...] = ()
     """What has been sampled of it, while it is sampled."""
-
-
-@dataclass(frozen=True)
-class PartState:
-    """State of a part of a run, for a resume."""
-
-    values: Mapping[str, Any]
-    """Plain values for JSON."""
-    tensors: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from proximo.environments import MultiTurn
 from proximo.environments.playing import Game
 from proximo.insight.lens.lens import policy_loss
 from proximo.insight.lens.steps import read_step
+from proximo.learner.named_tensors import read_tensors
 from proximo.maths.pieces.advantages import GroupNormalized
 from proximo.maths.pieces.credit import Gae, ReturnToGo, assign
 from proximo.maths.records import Feedback
@@ -26,7 +27,6 @@ from proximo.models.values import TrunkHead
 from proximo.samplers import SamplingOptions
 from proximo.tasks.arithmetic import Arithmetic
 from proximo.training.config import CheckpointOptions, EvaluationOptions, RunConfig, TrainingOptions, ValueOptions
-from proximo.training.learner.named_tensors import read_tensors
 from proximo.training.rl.assemble import to_batch
 from proximo.training.rl.run import Run
 from proximo.training.rl.train import train

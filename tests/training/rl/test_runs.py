@@ -16,6 +16,9 @@ from proximo.algorithms import DAPO, DISTILL, GRPO, PPO, VAPO, Algorithm
 from proximo.cli import main
 from proximo.health import Watch
 from proximo.health.updates import WeakValueModel
+from proximo.learner.learner import Learner
+from proximo.learner.options import LearnerOptions
+from proximo.learner.policy import PlainPolicy
 from proximo.maths import AdaptiveKl, KlLoss, KlReward
 from proximo.models import load_model, pick_device, tiny_model, tiny_tokenizer
 from proximo.models.scoring import score
@@ -24,8 +27,6 @@ from proximo.presets import ARITHMETIC
 from proximo.samplers import SamplingOptions
 from proximo.tasks.arithmetic import Arithmetic
 from proximo.training.config import EvaluationOptions, RunConfig, TrainingOptions, ValueOptions
-from proximo.training.learner.learner import Learner
-from proximo.training.learner.policy import PlainPolicy
 from proximo.training.preflight.estimate import held_models
 from proximo.training.reward_mix import RewardMix, RewardModel
 from proximo.training.rl.assemble import assemble
@@ -335,7 +336,7 @@ def test_an_infinite_reward_is_unscored_and_spoils_nobody_elses():
     rollouts = [Rollout(Completion((7, 1), (-1.0, -1.0), "", "stop"), Grade(r)) for r in (1.0, 0.0, math.inf)]
     for algorithm in (PPO, GRPO):
         learner = Learner(
-            PlainPolicy(model), algorithm, TrainingOptions(groups=1, minibatches=1), temperature=1.0, seed=0
+            PlainPolicy(model), algorithm, LearnerOptions(groups=1, minibatches=1), temperature=1.0, seed=0
         )
         assembled = assemble([Group(Problem("a", "a", ""), (5, 6), tuple(rollouts))], [], learner, 8)
         assert len(assembled.batch) == 2
@@ -351,14 +352,14 @@ def test_a_verdict_that_is_only_watched_decides_nothing():
         Problem("a", "a", ""), (5,), tuple(Rollout(Completion((7,), (-1.0,), "", "stop"), grade) for _ in "ab")
     )
     model = tiny_model(hidden=32, layers=2, heads=2, kv_heads=1, intermediate=64)
-    learner = Learner(PlainPolicy(model), GRPO, TrainingOptions(groups=1, minibatches=1), temperature=1.0, seed=0)
+    learner = Learner(PlainPolicy(model), GRPO, LearnerOptions(groups=1, minibatches=1), temperature=1.0, seed=0)
     assert len(assemble([group], [], learner, 8).batch) == 2
 
 
 def test_dropped_groups_take_part_in_the_values_and_the_whitening():
     """GAE whitened over everything that was sampled: the dropped group's rows are scored, too."""
     model = tiny_model(hidden=32, layers=2, heads=2, kv_heads=1, intermediate=64)
-    learner = Learner(PlainPolicy(model), PPO, TrainingOptions(groups=1, minibatches=1), temperature=1.0, seed=0)
+    learner = Learner(PlainPolicy(model), PPO, LearnerOptions(groups=1, minibatches=1), temperature=1.0, seed=0)
 
     def group(name: str, *outcomes: float) -> Group:
         said = Completion((7, 1), (-1.0, -1.0), "", "stop")
@@ -373,7 +374,7 @@ def test_dropped_groups_take_part_in_the_values_and_the_whitening():
 
 
 def test_the_policy_warms_up_after_the_values_are_pretrained(policy):
-    options = TrainingOptions(groups=2, minibatches=1, learning_rate=1e-3, warmup_steps=4)
+    options = LearnerOptions(groups=2, minibatches=1, learning_rate=1e-3, warmup_steps=4)
     learner = Learner(PlainPolicy(load_model(policy)), PPO, options, temperature=1.0, seed=0)
     assert learner.set_learning_rate(2, policy_step=-1) == 0.0
     assert plain(learner).optimizer.param_groups[1]["lr"] == pytest.approx(0.75e-2)

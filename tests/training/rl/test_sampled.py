@@ -15,6 +15,10 @@ from proximo.insight.lens.lens import look
 from proximo.insight.lens.states import TokenState
 from proximo.insight.lens.steps import read_step
 from proximo.insight.lens.words import why
+from proximo.learner.critic import kl_per_completion
+from proximo.learner.learner import Learner
+from proximo.learner.options import LearnerOptions
+from proximo.learner.policy import PlainPolicy
 from proximo.maths import ConstantLength, Gae, SoftOverlong
 from proximo.models import tiny_model
 from proximo.models.scoring import score
@@ -22,9 +26,6 @@ from proximo.samplers import SamplingOptions
 from proximo.storage.sealing import seal
 from proximo.tasks.arithmetic import Arithmetic
 from proximo.training.config import RunConfig, TrainingOptions
-from proximo.training.learner.critic import kl_per_completion
-from proximo.training.learner.learner import Learner
-from proximo.training.learner.policy import PlainPolicy
 from proximo.training.records import Answered, Collected, DataCursor
 from proximo.training.rl.assemble import assemble, to_batch
 from proximo.training.rl.metrics import rollout_metrics
@@ -66,7 +67,7 @@ def model(seed: int = 1):
 
 
 def learner(algorithm: Algorithm) -> Learner:
-    settings = TrainingOptions(groups=2, group_size=2, warmup_steps=0, minibatches=1, max_gradient_norm=1e9)
+    settings = LearnerOptions(groups=2, warmup_steps=0, minibatches=1, max_gradient_norm=1e9)
     return Learner(PlainPolicy(model()), algorithm, settings, temperature=1.0, seed=0)
 
 

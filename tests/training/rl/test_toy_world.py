@@ -10,14 +10,14 @@ import torch
 from transformers import PreTrainedModel
 
 from proximo.algorithms import GRPO, Algorithm
+from proximo.learner.learner import Learner
+from proximo.learner.policy import PlainPolicy
 from proximo.maths import CurrentPolicy, Gae, KeepAll, TokenWhitened
 from proximo.maths.pieces.traits import KeepTraits
 from proximo.models import tiny_model, tiny_tokenizer
 from proximo.samplers import SamplingOptions
 from proximo.samplers.embedded import EmbeddedSampler
 from proximo.training.config import TrainingOptions
-from proximo.training.learner.learner import Learner
-from proximo.training.learner.policy import PlainPolicy
 from proximo.training.records import DataCursor
 from proximo.training.rl.assemble import assemble
 from proximo.training.rl.collect import Collector
@@ -76,7 +76,7 @@ def learn(
 ) -> tuple[PreTrainedModel, list[float]]:
     """The trained model, and the mean outcome of each step."""
     model, tokenizer = tiny_model(hidden=32, layers=1, heads=2, kv_heads=1, intermediate=64, seed=0), tiny_tokenizer()
-    learner = Learner(PlainPolicy(model), algorithm, training, temperature=1.0, seed=0)
+    learner = Learner(PlainPolicy(model), algorithm, training.for_learner(), temperature=1.0, seed=0)
     sampling = SamplingOptions(max_tokens=2)
     collector = Collector(
         RightHalf(), EmbeddedSampler(model, tokenizer), tokenizer, sampling, training, algorithm.keep, seed=0

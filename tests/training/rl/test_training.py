@@ -13,6 +13,11 @@ import torch
 import proximo
 from proximo import toml
 from proximo.algorithms import CLIP_COV, DAPO, DR_GRPO, GRPO, GSPO, PPO, RLOO, SAPO, VAPO, Algorithm
+from proximo.learner.gradients import old_logprobs
+from proximo.learner.learner import Learner
+from proximo.learner.options import LearnerOptions
+from proximo.learner.passes import minibatches
+from proximo.learner.policy import PlainPolicy
 from proximo.maths import ConstantLength, IcePop, KeepAll, KeepMixed, SoftOverlong
 from proximo.maths.intervals import half_width, t95
 from proximo.maths.pieces.credit import ProcessNormalized
@@ -22,10 +27,6 @@ from proximo.models.scoring import score
 from proximo.samplers import SamplingOptions
 from proximo.tasks.arithmetic import Arithmetic
 from proximo.training.config import EvaluationOptions, RunConfig, TrainingOptions
-from proximo.training.learner.gradients import old_logprobs
-from proximo.training.learner.learner import Learner
-from proximo.training.learner.passes import minibatches
-from proximo.training.learner.policy import PlainPolicy
 from proximo.training.records import Collected, DataCursor, Evaluation
 from proximo.training.rl.assemble import assemble, to_batch
 from proximo.training.rl.collect import Collector
@@ -181,7 +182,7 @@ def group_of(
 
 
 def learner(algorithm: Algorithm, model=None, **options) -> Learner:
-    settings = replace(TrainingOptions(groups=2, group_size=2, minibatches=2, warmup_steps=0), **options)
+    settings = replace(LearnerOptions(groups=2, minibatches=2, warmup_steps=0), **options)
     return Learner(PlainPolicy(model or small_model()), algorithm, settings, temperature=1.0, seed=0)
 
 

@@ -16,8 +16,8 @@ from proximo.cli import main
 from proximo.insight.folder import RunFolder
 from proximo.insight.lens.parting import parting, told
 from proximo.insight.view.overview import Runs
+from proximo.learner.named_tensors import read_tensors
 from proximo.training.config import RunConfig
-from proximo.training.learner.named_tensors import read_tensors
 from proximo.training.rl.run import Run
 from proximo.training.rl.train import train
 from proximo.training.runfolder.checkpoints import CHECKPOINTS

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from proximo.training.learner.guard import Skipped, Update
+from proximo.learner.guard import Skipped, Update
 from proximo.training.records import Assembled, Collected, DataCursor
 from proximo.training.rl.assemble import to_batch
 from proximo.training.runfolder.ledger import check_ledger, entries

@@ -24,6 +24,7 @@ from proximo import explain, toml
 from proximo.algorithms import DAPO, DISTILL, GRPO, GSPO, PPO, SAPO, Algorithm
 from proximo.cli import main
 from proximo.data import DataFile
+from proximo.learner.named_tensors import write_tensors
 from proximo.maths import AdaptiveKl, GroupNormalized, KlReward, TeacherKl
 from proximo.models import load_model, tiny_model, tiny_tokenizer
 from proximo.models.adapters.lora import Lora
@@ -37,7 +38,6 @@ from proximo.storage.lines import Lines
 from proximo.storage.locks import FolderLock
 from proximo.tasks.arithmetic import Arithmetic
 from proximo.training.config import CheckpointOptions, EvaluationOptions, RunConfig, TrainingOptions, ValueOptions
-from proximo.training.learner.named_tensors import write_tensors
 from proximo.training.offline.dpo import DpoConfig, dpo
 from proximo.training.offline.fitting import FitOptions
 from proximo.training.offline.reward_model import RewardModelConfig, train_reward_model

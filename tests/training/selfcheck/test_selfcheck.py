@@ -13,13 +13,13 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from proximo.algorithms import CLIP_COV, GRPO, GSPO, PPO, SAPO
 from proximo.environments import Ask, Question
+from proximo.learner.gradients import Gradients
 from proximo.models import PaddedFallback, tiny_model, tiny_tokenizer
 from proximo.models.packing.packed import Bucket, PackedReader
 from proximo.samplers import RunSamplers, Sampler, SamplingOptions, Stream
 from proximo.samplers.embedded import EmbeddedSampler, local_sampler
 from proximo.tasks import Arithmetic, Echo, File, Split
 from proximo.training.config import RunConfig, TrainingOptions
-from proximo.training.learner.gradients import Gradients
 from proximo.training.rl.assemble import to_batch
 from proximo.training.selfcheck.checks import (
     Check,

@@ -10,12 +10,12 @@ from torch import Tensor
 
 from proximo.bench.session import Turn
 from proximo.bench.sides.ours import Ours
+from proximo.learner.learner import Learner
+from proximo.learner.passes import Passes
 from proximo.models import Scores, score_rows
 from proximo.models.compiling import allow_compiling, compiles
 from proximo.models.model_types import PreTrainedModel
 from proximo.samplers.embedded import EmbeddedSampler
-from proximo.training.learner.learner import Learner
-from proximo.training.learner.passes import Passes
 from proximo.types import Batch, Grade, Group
 
 PADDED_TOKENS = 16384

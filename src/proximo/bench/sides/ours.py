@@ -10,6 +10,10 @@ import torch
 from proximo.algorithms import GRPO
 from proximo.bench.timing import TOTAL, Clock, Watch
 from proximo.bench.workloads import Workload
+from proximo.learner.guard import Update
+from proximo.learner.learner import Learner
+from proximo.learner.lora import LoraPolicy
+from proximo.learner.policy import PlainPolicy, Policy
 from proximo.maths.pieces.advantages import GroupNormalized
 from proximo.maths.pieces.weights import TokenMean
 from proximo.models.model_types import PreTrainedModel
@@ -18,10 +22,6 @@ from proximo.samplers import SamplingOptions
 from proximo.samplers.embedded import EmbeddedSampler
 from proximo.tasks import Split
 from proximo.training.config import TrainingOptions
-from proximo.training.learner.guard import Update
-from proximo.training.learner.learner import Learner
-from proximo.training.learner.lora import LoraPolicy
-from proximo.training.learner.policy import PlainPolicy, Policy
 from proximo.training.records import DataCursor
 from proximo.training.rl.assemble import assemble
 from proximo.training.rl.collect import Collector
@@ -112,7 +112,7 @@ class Ours:
     @cached_property
     def learner(self) -> Learner:
         """The learner, created on first use: a rollout alone has no optimizer in memory."""
-        return Learner(self.trained, ALGORITHM, self.options, temperature=1.0, seed=0)
+        return Learner(self.trained, ALGORITHM, self.options.for_learner(), temperature=1.0, seed=0)
 
     @cached_property
     def collector(self) -> Collector:

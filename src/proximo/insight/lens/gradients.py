@@ -16,14 +16,15 @@ from torch import Tensor
 
 from proximo.insight.lens.replay import Comparison, cosines_of
 from proximo.insight.lens.steps import Step
+from proximo.learner.memory import explaining_memory, with_room
+from proximo.learner.options import CPU_TOKENS
+from proximo.learner.passes import Passes
 from proximo.models.model_types import PreTrainedModel, PreTrainedTokenizerBase
 from proximo.models.tokens.spelling import Spelling
 from proximo.plain_text import quoted
 from proximo.storage.lines import plain
 from proximo.tensor_types import Bool, Float
-from proximo.training.config import CPU_TOKENS, RunConfig
-from proximo.training.learner.memory import explaining_memory, with_room
-from proximo.training.learner.passes import Passes
+from proximo.training.config import RunConfig
 from proximo.types import Batch, to_device
 
 LOOKED_AT = 64

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from proximo.models.adapters.lora import merged_weights
+from proximo.models.sampled import WholeModel
 from proximo.samplers import SampledPolicy, Snapshot
-from proximo.samplers.partial import WholeModel
 
 
 class PolicyCopy(WholeModel):

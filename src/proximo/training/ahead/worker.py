@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from proximo.training.learner.memory import is_out_of_memory
+from proximo.learner.memory import is_out_of_memory
 
 PATIENCE = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
 """Seconds to wait for the thread after each attempt to stop it: it may be in a call that cannot be interrupted, or on

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from proximo.data import stable_hash
-from proximo.training.rates import Moments, RateSchedule, check_adam, rate_share
+from proximo.learner.rates import Moments, RateSchedule, check_adam, rate_share
 
 
 @dataclass(frozen=True)

@@ -12,16 +12,16 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from proximo.learner.named_tensors import by_name, copy_named, optimizer_by_name, read_tensors, write_tensors
+from proximo.learner.optimizer import HALVES, POLICY, Optimizer
+from proximo.learner.rates import Moments
 from proximo.models.adapters.files import save_model
 from proximo.models.adapters.lora import Lora
 from proximo.models.model_types import PreTrainedModel
 from proximo.models.torch_globals import OwnDraws
-from proximo.training.learner.named_tensors import by_name, copy_named, optimizer_by_name, read_tensors, write_tensors
-from proximo.training.learner.optimizer import HALVES, POLICY, Optimizer
 from proximo.training.offline.encoding import Encoded, EncodedRows
 from proximo.training.offline.schedule import FitOptions
 from proximo.training.ranks import Ranks
-from proximo.training.rates import Moments
 
 Losses = Iterable[tuple[Tensor, Mapping[str, float | Tensor]]]
 """Per micro-batch, a weighted loss and sums: the losses add up to the step's exact loss, the sums to its metrics."""

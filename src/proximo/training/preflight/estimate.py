@@ -10,6 +10,17 @@ from typing import Any
 import torch
 from torch import nn
 
+from proximo.learner.freezing import frozen_names
+from proximo.learner.memory import (
+    GroupLengths,
+    is_planned_on,
+    plan_memory,
+    room_for_activations,
+    token_cost,
+)
+from proximo.learner.optimizer import HALVES
+from proximo.learner.options import CPU_TOKENS
+from proximo.learner.rates import Moments, moment_bytes
 from proximo.models import free_bytes, pick_device, pick_dtype
 from proximo.models.adapters.lora import adapter_size
 from proximo.models.adapters.quantized import quantized_size
@@ -17,17 +28,7 @@ from proximo.models.loading import read_config, skeleton
 from proximo.models.model_types import PreTrainedModel
 from proximo.models.shipped import resolve
 from proximo.models.values import OwnLayers, OwnModel
-from proximo.training.config import CPU_TOKENS, RunConfig
-from proximo.training.learner.freezing import frozen_names
-from proximo.training.learner.memory import (
-    GroupLengths,
-    is_planned_on,
-    plan_memory,
-    room_for_activations,
-    token_cost,
-)
-from proximo.training.learner.optimizer import HALVES
-from proximo.training.rates import Moments, moment_bytes
+from proximo.training.config import RunConfig
 
 
 def batch_arithmetic(config: RunConfig) -> list[str]:

@@ -8,6 +8,8 @@ import torch
 
 from proximo.algorithms import Algorithm
 from proximo.environments import played
+from proximo.learner.experts import balance_for, check_replay
+from proximo.learner.freezing import frozen_names
 from proximo.maths.pieces.traits import AdvantageTraits, GateTraits
 from proximo.models import load_tokenizer, pick_device
 from proximo.models.adapters.quantized import check_quantization
@@ -24,8 +26,6 @@ from proximo.rewards.protocol import Checks
 from proximo.samplers import CheckedFactory
 from proximo.tasks.sources.mixture import data_remarks
 from proximo.training.config import EvaluationOptions, RunConfig
-from proximo.training.learner.experts import balance_for, check_replay
-from proximo.training.learner.freezing import frozen_names
 from proximo.training.preflight.calibration import calibrate
 from proximo.training.preflight.prompts import check_prompts, shown_prompt
 from proximo.training.reward_mix import rewards_of

@@ -14,14 +14,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from proximo.learner.learner import Learner
+from proximo.learner.passes import Passes
 from proximo.maths.crediting import feedback_in, returns_to_go, shaped_rewards, trained_rows
 from proximo.maths.pieces.credit import assign
 from proximo.maths.pieces.keeping import trained_mask
 from proximo.maths.pieces.traits import AdvantageTraits
 from proximo.models.model_types import PreTrainedModel
 from proximo.tensor_types import Bool, Float, Int
-from proximo.training.learner.learner import Learner
-from proximo.training.learner.passes import Passes
 from proximo.training.records import Assembled
 from proximo.training.turn_rewards import Spell, at_their_turns, step_rewards, turn_rewards
 from proximo.types import Batch, Completion, Group

@@ -9,12 +9,12 @@ from itertools import compress, pairwise
 import torch
 from torch import Tensor
 
+from proximo.learner.critic import value_metrics
+from proximo.learner.experts import routing_metrics
+from proximo.learner.guard import Update
 from proximo.maths.mismatch import MismatchStats, effective_share
 from proximo.maths.pieces.shaping import KlReward
 from proximo.maths.pieces.traits import ShapeTraits
-from proximo.training.learner.critic import value_metrics
-from proximo.training.learner.experts import routing_metrics
-from proximo.training.learner.guard import Update
 from proximo.training.records import Assembled, Collected, num_tokens
 from proximo.training.rl.evaluate import known_mean
 from proximo.training.rl.measuring.completions import coverage_metrics, length_metrics, loop_metrics

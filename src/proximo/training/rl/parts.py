@@ -7,12 +7,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from proximo.learner.learner import Learner, PartState
+from proximo.learner.named_tensors import by_name, copy_named, parts_by_name, read_tensors, write_tensors
 from proximo.samplers import Snapshot, WeightHistory
 from proximo.training.ahead.ahead import Ahead
 from proximo.training.ahead.in_flight import InFlight
-from proximo.training.learner.learner import Learner
-from proximo.training.learner.named_tensors import by_name, copy_named, parts_by_name, read_tensors, write_tensors
-from proximo.training.records import PartState
 from proximo.training.rl.unscored import UnscoredWatch
 from proximo.training.runfolder.checkpoints import STATE
 from proximo.training.runfolder.state import RunState

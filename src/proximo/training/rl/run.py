@@ -7,6 +7,7 @@ from pathlib import Path
 
 from proximo.environments import played
 from proximo.health import COLLAPSE, Watch
+from proximo.learner.memory import explaining_memory
 from proximo.models.adapters.quantized import count_parameters
 from proximo.models.model_types import PreTrainedTokenizerBase
 from proximo.models.tokens.spelling import Spelling
@@ -20,7 +21,6 @@ from proximo.training.ahead.in_flight import InFlight
 from proximo.training.building import HoldsOnRanks, build_learner
 from proximo.training.clock import Timeline
 from proximo.training.config import RunConfig
-from proximo.training.learner.memory import explaining_memory
 from proximo.training.preflight.calibration import calibrate
 from proximo.training.preflight.preflight import preflight
 from proximo.training.records import Answered, Collected, DataCursor, Evaluation

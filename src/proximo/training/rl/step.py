@@ -7,11 +7,11 @@ from dataclasses import replace
 import pyarrow as pa
 import torch
 
+from proximo.learner.critic import kl_per_completion
+from proximo.learner.guard import Update
+from proximo.learner.memory import explaining_memory
 from proximo.maths.crediting import shaped_rewards
 from proximo.training.clock import LEARNER, Clock
-from proximo.training.learner.critic import kl_per_completion
-from proximo.training.learner.guard import Update
-from proximo.training.learner.memory import explaining_memory
 from proximo.training.records import Assembled, Collected, DataCursor
 from proximo.training.reward_mix import has_verdict
 from proximo.training.rl.assemble import assemble, to_batch

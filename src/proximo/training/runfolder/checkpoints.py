@@ -10,11 +10,11 @@ import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from proximo.learner.named_tensors import STATE
 from proximo.models.model_types import PreTrainedTokenizerBase
 from proximo.storage.folders import complaints, remove_folder, set_aside, write_folder
 from proximo.storage.opening import make_folder, names
 from proximo.training.config import CheckpointOptions
-from proximo.training.learner.named_tensors import STATE
 from proximo.training.runfolder.files import CHECKPOINTS
 from proximo.training.runfolder.state import (
     naming_io,

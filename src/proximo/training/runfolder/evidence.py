@@ -7,9 +7,9 @@ from pathlib import Path
 
 from torch import Tensor
 
+from proximo.learner.guard import Notice, Update
 from proximo.storage.folders import write_file
 from proximo.storage.opening import make_folder
-from proximo.training.learner.guard import Notice, Update
 from proximo.training.runfolder.files import EVIDENCE
 from proximo.types import Batch
 

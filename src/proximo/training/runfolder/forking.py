@@ -10,12 +10,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from proximo.learner.named_tensors import read_tensors, write_tensors
+from proximo.learner.optimizer import MASTER
 from proximo.rewards.judges.judge import FOLDER as VERDICTS
 from proximo.storage.folders import MANIFEST, complaints, new_folder, write_file, write_folder
 from proximo.storage.lines import Lines
 from proximo.storage.opening import copy_file, copy_folder, inside, make_folder, read_text, remove
-from proximo.training.learner.named_tensors import read_tensors, write_tensors
-from proximo.training.learner.optimizer import MASTER
 from proximo.training.runfolder.checkpoints import CHECKPOINTS, STATE, place, saved, step_of
 from proximo.training.runfolder.config_changes import differences
 from proximo.training.runfolder.files import CONFIG, EVENTS, RECORD, TIMELINE, TIMINGS, refuse_foreign_files

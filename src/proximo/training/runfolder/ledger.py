@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from proximo.learner.guard import Update
 from proximo.storage.lines import Lines
-from proximo.training.learner.guard import Update
 from proximo.training.records import Assembled, Collected, DataCursor
 from proximo.training.runfolder.files import LEDGER
 from proximo.types import Group, Problem

@@ -17,12 +17,12 @@ import pyarrow.parquet as pq
 import torch
 from torch import Tensor
 
+from proximo.learner.guard import Update
 from proximo.models.tokens.spelling import Spelling
 from proximo.storage.lines import plain
 from proximo.storage.opening import replacing
 from proximo.storage.sealing import seal
 from proximo.tensor_types import Float, Int
-from proximo.training.learner.guard import Update
 from proximo.types import Batch, Message, Problem, Rollout
 
 FORMAT = 3

@@ -13,11 +13,11 @@ from typing import Any
 
 from torch import Tensor
 
+from proximo.learner.named_tensors import read_tensors, write_tensors
 from proximo.plain_text import quoted
 from proximo.samplers import Snapshot
 from proximo.storage.opening import as_written, read_json, write_new
 from proximo.tasks import Task
-from proximo.training.learner.named_tensors import read_tensors, write_tensors
 from proximo.training.records import Active, Answered, Collected, DataCursor, Evaluation
 from proximo.training.runfolder.files import NUMBERS
 from proximo.training.runfolder.plain_rollouts import (

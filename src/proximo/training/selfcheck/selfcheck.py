@@ -10,6 +10,10 @@ from torch import Tensor, nn
 
 from proximo.algorithms import Algorithm
 from proximo.environments import played
+from proximo.learner.learner import Learner
+from proximo.learner.optimizer import POLICY, VALUE
+from proximo.learner.policy import PlainPolicy
+from proximo.learner.rounding import Bounds, bounds_of, gate_width
 from proximo.maths.arithmetic import at_least_float32, row_mean
 from proximo.maths.pieces.keeping import KeepAll
 from proximo.models import score_rows, supports_packing
@@ -23,10 +27,6 @@ from proximo.samplers import Sampler, SamplingOptions, build_samplers
 from proximo.tasks import Task
 from proximo.training.building import build_policy
 from proximo.training.config import RunConfig
-from proximo.training.learner.learner import Learner
-from proximo.training.learner.optimizer import POLICY, VALUE
-from proximo.training.learner.policy import PlainPolicy
-from proximo.training.learner.rounding import Bounds, bounds_of, gate_width
 from proximo.training.records import DataCursor
 from proximo.training.reward_mixing import judged
 from proximo.training.rl.assemble import assemble, to_batch
@@ -209,7 +209,7 @@ def _update_gradient(
     model: PreTrainedModel, groups: Sequence[Group], config: RunConfig, token_budget: int
 ) -> list[Tensor]:
     # Clipping to a norm would hide a gradient that is wrong by a factor.
-    options = replace(config.training, token_budget=token_budget, max_gradient_norm=math.inf)
+    options = replace(config.training.for_learner(), token_budget=token_budget, max_gradient_norm=math.inf)
     algorithm = config.algorithm.with_length_limit(config.sampling.max_tokens)
     form = config.value_options and config.value_options.form
     if isinstance(form, OwnModel):

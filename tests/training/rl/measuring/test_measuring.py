@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from proximo.algorithms import GRPO, SAPO
+from proximo.learner.guard import Skipped, Update
 from proximo.maths import Clip
-from proximo.training.learner.guard import Skipped, Update
 from proximo.training.rl.assemble import to_batch
 from proximo.training.rl.measuring.clipping import clipping_metrics
 from proximo.training.rl.measuring.completions import coverage_metrics, has_loop, length_metrics

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 import torch
 
 from proximo.algorithms import Algorithm
+from proximo.learner.guard import Update
 from proximo.maths.records import LossInputs
 from proximo.maths.rows import rows_of
-from proximo.training.learner.guard import Update
 from proximo.types import Batch
 
 BINS = {"rare": (0.0, 0.1), "unlikely": (0.1, 0.5), "likely": (0.5, 0.9), "sure": (0.9, math.inf)}

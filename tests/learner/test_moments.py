@@ -5,11 +5,11 @@ import torch
 from torch import nn
 from torch.testing import assert_close
 
+from proximo.learner.moments import InBlocks, shape_of
+from proximo.learner.optimizer import Optimizer
+from proximo.learner.rates import Moments
 from proximo.planning.holdings import component
-from proximo.training.learner.moments import InBlocks, shape_of
-from proximo.training.learner.optimizer import Optimizer
 from proximo.training.preflight.estimate import Held, parameter_bytes
-from proximo.training.rates import Moments
 
 NAMES = ["matrix", "bias"]
 

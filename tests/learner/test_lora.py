@@ -16,6 +16,10 @@ from torch.testing import assert_close
 from proximo import presets
 from proximo.algorithms import GRPO, PPO
 from proximo.door.training import train
+from proximo.learner.learner import Learner
+from proximo.learner.lora import LoraPolicy
+from proximo.learner.options import LearnerOptions
+from proximo.learner.passes import Passes
 from proximo.maths import KlLoss
 from proximo.models import score, tiny_model, tiny_moe, tiny_tokenizer, with_precision
 from proximo.models.adapters.lora import Lora, adapter_off, adapter_parameters, add_lora, merge
@@ -25,15 +29,12 @@ from proximo.models.packing.attention import NAME, hidden_states
 from proximo.models.values import OwnLayers, TrunkHead, value_model
 from proximo.samplers import SamplingOptions
 from proximo.samplers.embedded import EmbeddedSampler, captured
-from proximo.training.config import EvaluationOptions, TrainingOptions
-from proximo.training.learner.learner import Learner
-from proximo.training.learner.lora import LoraPolicy
-from proximo.training.learner.passes import Passes
+from proximo.training.config import EvaluationOptions
 from proximo.training.rl.assemble import assemble, to_batch
 from proximo.types import Request
+from tests.learner.test_moe import small_moe
+from tests.learner.test_values import groups
 from tests.models.test_scoring import FAMILIES, build, ragged, scored
-from tests.training.learner.test_moe import small_moe
-from tests.training.learner.test_values import groups
 
 RANK, ALPHA = 3, 7
 LORA = Lora(rank=RANK, alpha=ALPHA)
@@ -241,7 +242,7 @@ def test_targets_choose_the_layers():
 
 
 def learner(model, algorithm=GRPO, **changes) -> Learner:
-    options = replace(TrainingOptions(groups=2, group_size=2, minibatches=1, learning_rate=1e-2), **changes)
+    options = replace(LearnerOptions(groups=2, minibatches=1, learning_rate=1e-2), **changes)
     policy = LoraPolicy(model, LORA, base="base", seed=0)
     return Learner(policy, algorithm, options, temperature=1.0, seed=0)
 
@@ -318,7 +319,7 @@ def test_a_value_model_has_no_adapter_of_its_own(form):
     """It is built first, as a run builds it; a head on the trunk then moves the adapter."""
     model = small()
     value = value_model(form, model)
-    options = TrainingOptions(groups=2, group_size=2, minibatches=1, learning_rate=1e-2)
+    options = LearnerOptions(groups=2, minibatches=1, learning_rate=1e-2)
     policy = LoraPolicy(model, LORA, base="base", seed=0)
     trained = Learner(policy, PPO, options, temperature=1.0, seed=0, value=value)
     before = [each.detach().clone() for _, each in value.named_parameters()]

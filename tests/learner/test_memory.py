@@ -9,14 +9,9 @@ from hypothesis import strategies as st
 from transformers import Qwen3Config
 
 from proximo.algorithms import GRPO, PPO, Algorithm
-from proximo.models import tiny_model
-from proximo.models.packing.attention import body
-from proximo.models.values import OwnModel, value_model
-from proximo.presets import ARITHMETIC
-from proximo.training.config import CPU_TOKENS, TrainingOptions
-from proximo.training.learner import memory
-from proximo.training.learner.learner import Learner
-from proximo.training.learner.memory import (
+from proximo.learner import memory
+from proximo.learner.learner import Learner
+from proximo.learner.memory import (
     MAX_TOKENS,
     GroupLengths,
     MemoryPlan,
@@ -26,7 +21,12 @@ from proximo.training.learner.memory import (
     room_for_activations,
     token_cost,
 )
-from proximo.training.learner.policy import PlainPolicy
+from proximo.learner.options import CPU_TOKENS, LearnerOptions
+from proximo.learner.policy import PlainPolicy
+from proximo.models import tiny_model
+from proximo.models.packing.attention import body
+from proximo.models.values import OwnModel, value_model
+from proximo.presets import ARITHMETIC
 from proximo.training.preflight import estimate
 from proximo.training.preflight.estimate import parameter_bytes
 from proximo.training.rl.assemble import to_batch
@@ -173,7 +173,7 @@ def batch_of(*groups: tuple[int, ...]) -> Batch:
 
 def trainer(algorithm: Algorithm = GRPO, value=None, **options) -> Learner:
     model = tiny_model(hidden=32, layers=2, heads=2, kv_heads=1, intermediate=64)
-    options = TrainingOptions(groups=2, group_size=2, minibatches=1, **options)
+    options = LearnerOptions(groups=2, minibatches=1, **options)
     value = value and value_model(value, model)
     return Learner(PlainPolicy(model), algorithm, options, temperature=1.0, seed=0, value=value)
 

@@ -5,13 +5,13 @@ import math
 import pytest
 
 from proximo.algorithms import GRPO
-from proximo.training.config import TrainingOptions
-from proximo.training.learner.learner import Learner
-from proximo.training.learner.policy import PlainPolicy
+from proximo.learner.learner import Learner
+from proximo.learner.options import LearnerOptions
+from proximo.learner.policy import PlainPolicy
+from proximo.learner.rates import rate_share
 from proximo.training.offline.schedule import FitOptions, Schedule
-from proximo.training.rates import rate_share
 from proximo.training.runfolder.config_changes import differences
-from tests.training.learner.test_lora import small
+from tests.learner.test_lora import small
 
 
 def test_shares_by_hand():
@@ -26,7 +26,7 @@ def test_shares_by_hand():
 
 
 def learner(**changes) -> Learner:
-    options = TrainingOptions(groups=2, minibatches=1, learning_rate=1.0, **changes)
+    options = LearnerOptions(groups=2, minibatches=1, learning_rate=1.0, **changes)
     return Learner(PlainPolicy(small()), GRPO, options, temperature=1.0, seed=0, value_learning_rate=10.0, steps=6)
 
 

@@ -13,15 +13,15 @@ from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeTopKRouter,
 
 from proximo.algorithms import GRPO, GSPO
 from proximo.explain.formula import objective
+from proximo.learner.experts import drift_stats, routing_metrics
+from proximo.learner.learner import Learner
+from proximo.learner.options import LearnerOptions
+from proximo.learner.policy import PlainPolicy
 from proximo.maths import Clip, EntropyBonus, RouterBalance
 from proximo.models import load_model, load_tokenizer, score, supports_packing, tiny_model, tiny_moe, tiny_tokenizer
 from proximo.models.routing import needed_routers, routers
 from proximo.samplers import SamplingOptions
 from proximo.samplers.embedded import EmbeddedSampler
-from proximo.training.config import TrainingOptions
-from proximo.training.learner.experts import drift_stats, routing_metrics
-from proximo.training.learner.learner import Learner
-from proximo.training.learner.policy import PlainPolicy
 from proximo.training.rl.assemble import assemble, to_batch
 from proximo.types import Batch, Completion, Grade, Group, Problem, Request, Rollout
 from tests.models.test_scoring import exact, furthest, gradients, ragged, scored, switch_checkpoints_on
@@ -210,9 +210,9 @@ def test_routes_are_recorded_only_when_asked_and_change_nothing():
 
 
 def learner(model, algorithm=GRPO, **changes) -> Learner:
-    options = {"groups": 3, "group_size": 4, "minibatches": 1, "learning_rate": 1e-3, "warmup_steps": 0} | changes
+    options = {"groups": 3, "minibatches": 1, "learning_rate": 1e-3, "warmup_steps": 0} | changes
     replay = options.pop("replay", None)
-    return Learner(PlainPolicy(model), algorithm, TrainingOptions(**options), temperature=1.0, seed=0, replay=replay)
+    return Learner(PlainPolicy(model), algorithm, LearnerOptions(**options), temperature=1.0, seed=0, replay=replay)
 
 
 def gradient_of(model) -> list[Tensor]:

@@ -16,11 +16,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from proximo.maths.mismatch import MismatchStats
-from proximo.models.model_types import PreTrainedModel
-from proximo.tensor_types import Float, Int
-from proximo.training.config import TrainingOptions
-from proximo.training.learner.memory import (
+from proximo.learner.memory import (
     checkpoint_models,
     checkpointable_layers,
     difference,
@@ -29,9 +25,13 @@ from proximo.training.learner.memory import (
     is_out_of_memory,
     smaller_passes,
 )
-from proximo.training.learner.optimizer import POLICY, VALUE
-from proximo.training.learner.passes import OldScores, Passes
-from proximo.training.learner.policy import Policy
+from proximo.learner.optimizer import POLICY, VALUE
+from proximo.learner.options import LearnerOptions
+from proximo.learner.passes import OldScores, Passes
+from proximo.learner.policy import Policy
+from proximo.maths.mismatch import MismatchStats
+from proximo.models.model_types import PreTrainedModel
+from proximo.tensor_types import Float, Int
 from proximo.types import Batch, Stats
 
 WINDOW = 64
@@ -121,7 +121,7 @@ def _of_all(parts: Parts, batch: Batch, before: Tensor | None) -> Float[Tensor, 
 class UpdateGuard:
     """Applies a learner's updates, or skips them."""
 
-    def __init__(self, options: TrainingOptions, policy: Policy, models: Sequence[PreTrainedModel]) -> None:
+    def __init__(self, options: LearnerOptions, policy: Policy, models: Sequence[PreTrainedModel]) -> None:
         """`models` are those of a pass with gradient: the policy's, and a value model of its own."""
         self._options, self._policy, self._models = options, policy, models
         self._windows: dict[int, deque[float]] = {}

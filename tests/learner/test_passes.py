@@ -10,21 +10,21 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from proximo.algorithms import GRPO, PPO
+from proximo.learner.learner import Learner
+from proximo.learner.memory import checkpoint_models
+from proximo.learner.options import LearnerOptions
+from proximo.learner.passes import Passes
+from proximo.learner.policy import PlainPolicy
 from proximo.maths import EntropyBonus, RouterBalance
 from proximo.models import Scores, routing, score_rows, tiny_model
 from proximo.models.routing import Routes
 from proximo.models.values import OwnLayers, OwnModel, TrunkHead, value_model
-from proximo.training.config import TrainingOptions
-from proximo.training.learner.learner import Learner
-from proximo.training.learner.memory import checkpoint_models
-from proximo.training.learner.passes import Passes
-from proximo.training.learner.policy import PlainPolicy
 from proximo.training.rl.assemble import assemble, to_batch
 from proximo.types import Batch
+from tests.learner.test_moe import random_groups, small_moe, some, wide_moe
+from tests.learner.test_values import stirred
 from tests.models.test_scoring import exact, furthest
 from tests.policies import plain
-from tests.training.learner.test_moe import random_groups, small_moe, some, wide_moe
-from tests.training.learner.test_values import stirred
 
 WHOLE, SPLIT = 10_000, 26
 """Tokens in a pass: both groups at once, and parts of each; a prompt and its completions have more than 26."""
@@ -75,7 +75,7 @@ def wide_weights(logits: Tensor, chosen: Tensor, *, renormalise: bool) -> Tensor
 
 
 def learner(model: PreTrainedModel, algorithm=GRPO, form=None, replay=None) -> Learner:
-    options = TrainingOptions(groups=2, group_size=4, minibatches=1, warmup_steps=0, max_gradient_norm=math.inf)
+    options = LearnerOptions(groups=2, minibatches=1, warmup_steps=0, max_gradient_norm=math.inf)
     value = form and stirred(value_model(form, model))
     return Learner(PlainPolicy(model), algorithm, options, temperature=0.8, seed=0, value=value, replay=replay)
 

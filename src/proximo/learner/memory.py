@@ -14,12 +14,12 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from proximo.learner.passes import Passes
 from proximo.models import free_bytes, supports_packing
 from proximo.models.compiling import checkpoint_layers, compiles_layers
 from proximo.models.model_types import PreTrainedConfig, PreTrainedModel
 from proximo.models.packing.attention import decoder_layers, head_width
 from proximo.models.packing.layout import split_group
-from proximo.training.learner.passes import Passes
 from proximo.types import Batch
 
 MAX_TOKENS = 28672

@@ -1,24 +1,17 @@
-"""The learner: scores completions and updates the policy. It knows no task, no sampler and no file."""
+"""The learner: scores completions and updates the policy. It knows no task, no reward and no sampler."""
 
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from proximo.algorithms import Algorithm
-from proximo.maths.arithmetic import sampled
-from proximo.maths.mismatch import MismatchStats, mismatch
-from proximo.maths.pieces.extras import needing
-from proximo.maths.pieces.traits import AnchorTraits, ShapeTraits
-from proximo.models.model_types import PreTrainedModel
-from proximo.models.values import HeadOnOwnModel, ValueModel
-from proximo.tensor_types import Bool, Float, Int
-from proximo.training.config import CPU_TOKENS, RoutingReplay, TrainingOptions
-from proximo.training.learner.critic import critic_for
-from proximo.training.learner.experts import (
+from proximo.learner.critic import critic_for
+from proximo.learner.experts import (
     balance_for,
     check_agreement,
     check_replay,
@@ -26,19 +19,35 @@ from proximo.training.learner.experts import (
     with_drift,
     with_routes,
 )
-from proximo.training.learner.gradients import Gradients, old_logprobs
-from proximo.training.learner.guard import GradientPass, Update, UpdateGuard
-from proximo.training.learner.memory import checkpoint_models, checkpointable_layers, with_room
-from proximo.training.learner.optimizer import POLICY
-from proximo.training.learner.passes import OldScores, Passes, minibatches
-from proximo.training.learner.policy import Policy
-from proximo.training.learner.rounding import check_gap, gate_width, late_gap
-from proximo.training.rates import rate_share
-from proximo.training.records import PartState
+from proximo.learner.gradients import Gradients, old_logprobs
+from proximo.learner.guard import GradientPass, Update, UpdateGuard
+from proximo.learner.memory import checkpoint_models, checkpointable_layers, with_room
+from proximo.learner.optimizer import POLICY
+from proximo.learner.options import CPU_TOKENS, LearnerOptions, RoutingReplay
+from proximo.learner.passes import OldScores, Passes, minibatches
+from proximo.learner.policy import Policy
+from proximo.learner.rates import rate_share
+from proximo.learner.rounding import check_gap, gate_width, late_gap
+from proximo.maths.arithmetic import sampled
+from proximo.maths.mismatch import MismatchStats, mismatch
+from proximo.maths.pieces.extras import needing
+from proximo.maths.pieces.traits import AnchorTraits, ShapeTraits
+from proximo.models.model_types import PreTrainedModel
+from proximo.models.values import HeadOnOwnModel, ValueModel
+from proximo.tensor_types import Bool, Float, Int
 from proximo.types import Batch
 
 VALUE_PACE = 10
 """Default ratio of the value model's learning rate to the policy's: its head is new."""
+
+
+@dataclass(frozen=True)
+class PartState:
+    """State of a part of a run, for a resume."""
+
+    values: Mapping[str, Any]
+    """Plain values for JSON."""
+    tensors: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 class Learner:
@@ -48,7 +57,7 @@ class Learner:
         self,
         policy: Policy,
         algorithm: Algorithm,
-        options: TrainingOptions,
+        options: LearnerOptions,
         *,
         temperature: float,
         seed: int,

@@ -11,13 +11,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from proximo.learner.options import LearnerOptions
+from proximo.learner.passes import Passes
+from proximo.learner.policy import PlainPolicy
 from proximo.models.adapters.files import read_adapter, save_model
 from proximo.models.adapters.lora import Lora, adapter_off, add_lora, merged_weights
 from proximo.models.model_types import PreTrainedModel
 from proximo.tensor_types import Float
-from proximo.training.config import TrainingOptions
-from proximo.training.learner.passes import Passes
-from proximo.training.learner.policy import PlainPolicy
 from proximo.types import Batch
 
 
@@ -35,7 +35,7 @@ class LoraPolicy(PlainPolicy):
         self._reset_to: dict[str, Tensor] = {}
         """The adapter at the last reset of the reference, by parameter name."""
 
-    def set_up(self, options: TrainingOptions, *, needs_reference: bool, copied: object = None) -> None:
+    def set_up(self, options: LearnerOptions, *, needs_reference: bool, copied: object = None) -> None:
         self._needs_reference = needs_reference
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:

@@ -10,6 +10,11 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from proximo.algorithms import GRPO, PPO, VAPO
+from proximo.learner.critic import Critic, kl_per_completion
+from proximo.learner.learner import Learner
+from proximo.learner.options import LearnerOptions
+from proximo.learner.passes import Passes
+from proximo.learner.policy import PlainPolicy
 from proximo.maths import AdaptiveKl, Gae, KlReward, TokenWhitened, ValueLoss
 from proximo.maths.crediting import advantages, feedback_of, returns_to_go
 from proximo.maths.values import compare_baselines, error_by_position, explained_variance
@@ -17,11 +22,6 @@ from proximo.models import completion_states, score, tiny_model
 from proximo.models.packing.attention import attention
 from proximo.models.packing.layout import pad
 from proximo.models.values import OwnLayers, OwnModel, TrunkHead, value_model
-from proximo.training.config import TrainingOptions
-from proximo.training.learner.critic import Critic, kl_per_completion
-from proximo.training.learner.learner import Learner
-from proximo.training.learner.passes import Passes
-from proximo.training.learner.policy import PlainPolicy
 from proximo.training.rl.assemble import assemble, to_batch
 from proximo.types import Completion, Grade, Group, Problem, Rollout
 from tests.models.test_scoring import exact
@@ -151,7 +151,7 @@ def test_gae_terminal_reward_and_value_loss_by_hand_on_packed_groups():
 
 def trainer(form, model=None, algorithm=PPO, **changes) -> Learner:
     model = model or small_model()
-    options = replace(TrainingOptions(groups=2, group_size=2, minibatches=1, learning_rate=1e-3), **changes)
+    options = replace(LearnerOptions(groups=2, minibatches=1, learning_rate=1e-3), **changes)
     return Learner(PlainPolicy(model), algorithm, options, temperature=1.0, seed=0, value=value_model(form, model))
 
 
@@ -230,7 +230,7 @@ def test_pretraining_is_not_held_by_the_clip():
 def test_values_have_a_learning_rate_and_a_gradient_norm_of_their_own():
     model = small_model()
     value = value_model(OwnLayers(1), model)
-    options = TrainingOptions(groups=2, group_size=2, minibatches=1, learning_rate=1e-3, warmup_steps=4)
+    options = LearnerOptions(groups=2, minibatches=1, learning_rate=1e-3, warmup_steps=4)
     learner = Learner(PlainPolicy(model), PPO, options, temperature=1.0, seed=0, value=value, value_learning_rate=1e-2)
     assert learner.set_learning_rate(0) == pytest.approx(2.5e-4)
     assert [group["lr"] for group in plain(learner).optimizer.param_groups] == pytest.approx([2.5e-4, 2.5e-3])

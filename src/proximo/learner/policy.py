@@ -11,17 +11,16 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from proximo.learner.freezing import freeze
+from proximo.learner.named_tensors import by_name, copy_named, optimizer_by_name, read_parts, write_parts
+from proximo.learner.optimizer import HALVES, POLICY, VALUE, Optimizer
+from proximo.learner.options import LearnerOptions
+from proximo.learner.passes import Found, Job, OldScores, Passes, Rows, Shares
 from proximo.models import Scores, frozen_copy, load_model
 from proximo.models.model_types import PreTrainedModel
+from proximo.models.sampled import SampledPolicy, WholeModel
 from proximo.models.values import ValueModel
-from proximo.samplers import SampledPolicy
-from proximo.samplers.partial import WholeModel
 from proximo.tensor_types import Float
-from proximo.training.config import TrainingOptions
-from proximo.training.learner.freezing import freeze
-from proximo.training.learner.named_tensors import by_name, copy_named, optimizer_by_name, read_parts, write_parts
-from proximo.training.learner.optimizer import HALVES, POLICY, VALUE, Optimizer
-from proximo.training.learner.passes import Found, Job, OldScores, Passes, Rows, Shares
 from proximo.types import Batch
 
 VALUE_NAMES = "value/"
@@ -36,7 +35,7 @@ class Policy(SampledPolicy, Protocol):
     version: int
     """Updates applied so far."""
 
-    def start(self, options: TrainingOptions, value: ValueModel | None, *, needs_reference: bool) -> None:
+    def start(self, options: LearnerOptions, value: ValueModel | None, *, needs_reference: bool) -> None:
         """Called once, by the learner: set up the optimizer, with the value model's parameters, and the reference."""
         ...
 
@@ -132,7 +131,7 @@ class Policy(SampledPolicy, Protocol):
 class PlainPolicy(WholeModel):
     """A whole model in memory; the reference is a second one.
 
-    Example: Learner(PlainPolicy(model), GRPO, TrainingOptions(), temperature=1.0, seed=0)
+    Example: Learner(PlainPolicy(model), GRPO, LearnerOptions(), temperature=1.0, seed=0)
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
@@ -141,13 +140,13 @@ class PlainPolicy(WholeModel):
         self.reference_was_reset = False
         self._value: dict[str, nn.Parameter] = {}
 
-    def start(self, options: TrainingOptions, value: ValueModel | None, *, needs_reference: bool) -> None:
+    def start(self, options: LearnerOptions, value: ValueModel | None, *, needs_reference: bool) -> None:
         self.set_up(options, needs_reference=needs_reference)
         self.start_optimizer(options, value)
 
     def set_up(
         self,
-        options: TrainingOptions,
+        options: LearnerOptions,
         *,
         needs_reference: bool,
         copied: Callable[[PreTrainedModel], PreTrainedModel] = frozen_copy,
@@ -156,7 +155,7 @@ class PlainPolicy(WholeModel):
         self.reference = copied(self.model) if needs_reference else None
         freeze(self.model, options.freeze)
 
-    def start_optimizer(self, options: TrainingOptions, value: ValueModel | None) -> None:
+    def start_optimizer(self, options: LearnerOptions, value: ValueModel | None) -> None:
         self._value = {} if value is None else _trained(value.named_parameters())
         self.optimizer = Optimizer(
             [list(self.parameters().values()), list(self._value.values())],

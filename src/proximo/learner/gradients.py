@@ -10,6 +10,11 @@ import torch
 from torch import Tensor
 
 from proximo.algorithms import Algorithm
+from proximo.learner.critic import Critic
+from proximo.learner.experts import Balance, CountedBalance, agreement_stats
+from proximo.learner.guard import GradientPass, Parts
+from proximo.learner.passes import OldScores, Passes
+from proximo.learner.policy import Policy
 from proximo.maths.blaming import piece_at_fault
 from proximo.maths.objective import loss_of
 from proximo.maths.pieces.traits import SelectionTraits
@@ -19,11 +24,6 @@ from proximo.maths.records import LossInputs
 from proximo.maths.rows import rows_of
 from proximo.models import Scores
 from proximo.tensor_types import Bool, Float, Int
-from proximo.training.learner.critic import Critic
-from proximo.training.learner.experts import Balance, CountedBalance, agreement_stats
-from proximo.training.learner.guard import GradientPass, Parts
-from proximo.training.learner.passes import OldScores, Passes
-from proximo.training.learner.policy import Policy
 from proximo.types import Batch, Stats, to_device
 
 

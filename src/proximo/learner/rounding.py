@@ -6,10 +6,10 @@ from dataclasses import dataclass
 import torch
 
 from proximo.algorithms import Algorithm
+from proximo.learner.optimizer import HALVES
 from proximo.maths.mismatch import MismatchStats
 from proximo.maths.pieces.traits import GateTraits
 from proximo.models.model_types import PreTrainedConfig, PreTrainedModel
-from proximo.training.learner.optimizer import HALVES
 
 EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 """Where configs of transformers say how many experts a layer has."""

@@ -9,14 +9,15 @@ import pytest
 import torch
 
 from proximo.algorithms import DAPO, GRPO, Algorithm
+from proximo.learner.learner import Learner
+from proximo.learner.options import LearnerOptions
+from proximo.learner.policy import PlainPolicy
+from proximo.learner.rounding import check_gap, max_gap
 from proximo.maths.mismatch import MismatchStats
 from proximo.models import tiny_model, tiny_moe, with_precision
 from proximo.samplers import Sampler, SamplingOptions
 from proximo.samplers.mismatched import Mismatched
 from proximo.training.config import EvaluationOptions, RunConfig, TrainingOptions
-from proximo.training.learner.learner import Learner
-from proximo.training.learner.policy import PlainPolicy
-from proximo.training.learner.rounding import check_gap, max_gap
 from proximo.training.records import DataCursor
 from proximo.training.rl.assemble import assemble
 from proximo.training.rl.progress import Lines
@@ -98,7 +99,7 @@ def test_a_mismatch_that_was_asked_for_stops_nothing(tmp_path, float32):
 
 def learner(algorithm: Algorithm, most: float | None) -> Learner:
     model = tiny_model(hidden=32, layers=2, heads=2, kv_heads=1, intermediate=64, seed=1).double()
-    options = TrainingOptions(groups=4, group_size=3, minibatches=2, warmup_steps=0)
+    options = LearnerOptions(groups=4, minibatches=2, warmup_steps=0)
     return Learner(PlainPolicy(model), algorithm, options, temperature=1.0, seed=0, max_gap=most)
 
 

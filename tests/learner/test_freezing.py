@@ -8,15 +8,16 @@ import torch
 
 from proximo import toml
 from proximo.algorithms import GRPO
+from proximo.learner.freezing import frozen_names
+from proximo.learner.learner import Learner
+from proximo.learner.options import LearnerOptions
+from proximo.learner.policy import PlainPolicy
 from proximo.models import tiny_model
 from proximo.models.adapters.lora import Lora
 from proximo.training.config import RunConfig, TrainingOptions
-from proximo.training.learner.freezing import frozen_names
-from proximo.training.learner.learner import Learner
-from proximo.training.learner.policy import PlainPolicy
 from proximo.training.rl.assemble import assemble
 from proximo.training.runfolder.config_changes import differences
-from tests.training.learner.test_values import groups
+from tests.learner.test_values import groups
 
 
 def small():
@@ -26,7 +27,7 @@ def small():
 def test_what_is_frozen_stays_and_the_rest_moves():
     model = small()
     before = copy.deepcopy(model)
-    options = TrainingOptions(groups=2, group_size=2, minibatches=1, learning_rate=1e-2, freeze=("embed", "layers.0."))
+    options = LearnerOptions(groups=2, minibatches=1, learning_rate=1e-2, freeze=("embed", "layers.0."))
     learner = Learner(PlainPolicy(model), GRPO, options, temperature=1.0, seed=0)
     learner.update(assemble(groups(), [], learner, 8).batch, fresh=True)
     moved = {
@@ -45,7 +46,7 @@ def test_names_are_matched_anywhere_with_wildcards_and_by_all_they_have():
     assert frozen_names(small(), ("layers.?.mlp.up*",)) == {f"model.layers.{n}.mlp.up_proj.weight" for n in (0, 1)}
     # The head is the embedding here, and either name freezes it.
     model = small()
-    options = replace(TrainingOptions(), freeze=("lm_head",))
+    options = replace(LearnerOptions(), freeze=("lm_head",))
     Learner(PlainPolicy(model), GRPO, options, temperature=1.0, seed=0)
     assert not model.model.embed_tokens.weight.requires_grad
 

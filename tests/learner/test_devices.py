@@ -12,6 +12,9 @@ from transformers import Qwen3ForSequenceClassification
 
 from proximo.algorithms import CLIP_COV, DAPO, GRPO, GSPO, PPO, SAPO, VAPO, Algorithm
 from proximo.data import Mistakes
+from proximo.learner.learner import Learner
+from proximo.learner.options import LearnerOptions
+from proximo.learner.policy import PlainPolicy
 from proximo.maths import KlLoss, RouterBalance
 from proximo.maths.pairwise import BradleyTerry, Dpo
 from proximo.models import compiling, scoring, tiny_model, tiny_moe
@@ -19,9 +22,6 @@ from proximo.models.packing.attention import NAME
 from proximo.models.reward_models import completion_scores
 from proximo.models.values import OwnLayers, OwnModel, TrunkHead, ValueForm, value_model
 from proximo.samplers.embedded import decoding
-from proximo.training.config import TrainingOptions
-from proximo.training.learner.learner import Learner
-from proximo.training.learner.policy import PlainPolicy
 from proximo.training.offline.dpo import Preferences
 from proximo.training.offline.encoding import Encoded, Prepared
 from proximo.training.offline.fitting import FitOptions
@@ -30,7 +30,7 @@ from proximo.training.offline.reward_model import Judgement
 from proximo.training.offline.sft import Supervised
 from proximo.training.rl.assemble import assemble, to_batch
 from proximo.types import Completion, Grade, Group, Problem, Rollout
-from tests.training.learner.two_devices import GPU, Mixed, TwoDevices
+from tests.learner.two_devices import GPU, Mixed, TwoDevices
 
 
 @pytest.fixture(autouse=True)
@@ -106,7 +106,7 @@ def update(
     model = tiny_moe(**size, experts=4, intermediate=16) if moe else tiny_model(**size, intermediate=64)
     if moe:
         model.set_experts_implementation("eager")  # the other asks the GPU what it is
-    settings = TrainingOptions(groups=3, group_size=3, minibatches=1, learning_rate=1e-2, token_budget=budget)
+    settings = LearnerOptions(groups=3, minibatches=1, learning_rate=1e-2, token_budget=budget)
     with TwoDevices() if there else nullcontext(None) as devices:
         if devices is not None:
             devices.move(model)

@@ -15,6 +15,11 @@ from torch import Tensor
 
 import proximo
 from proximo.algorithms import DAPO, GRPO, GSPO, PPO, SAPO, Algorithm
+from proximo.learner.guard import LEAST, Update, UpdateGuard
+from proximo.learner.learner import Learner
+from proximo.learner.memory import explaining_memory, is_out_of_memory, smaller_passes
+from proximo.learner.options import LearnerOptions
+from proximo.learner.policy import PlainPolicy
 from proximo.maths import GeometricRejection, KeepAll
 from proximo.models import tiny_model, tiny_tokenizer
 from proximo.models.compiling import checkpoint_on_host, checkpoints
@@ -22,10 +27,6 @@ from proximo.models.packing.attention import body, decoder_layers
 from proximo.samplers import SamplingOptions
 from proximo.tasks.arithmetic import Arithmetic
 from proximo.training.config import EvaluationOptions, RunConfig, TrainingOptions
-from proximo.training.learner.guard import LEAST, Update, UpdateGuard
-from proximo.training.learner.learner import Learner
-from proximo.training.learner.memory import explaining_memory, is_out_of_memory, smaller_passes
-from proximo.training.learner.policy import PlainPolicy
 from proximo.training.rl.assemble import assemble
 from proximo.training.rl.progress import Lines
 from proximo.training.rl.run import Run
@@ -40,9 +41,7 @@ BAD = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 
 def learner(algorithm: Algorithm, layers: int = 1, **options) -> Learner:
-    settings = replace(
-        TrainingOptions(groups=4, group_size=3, minibatches=2, warmup_steps=0, learning_rate=1e-2), **options
-    )
+    settings = replace(LearnerOptions(groups=4, minibatches=2, warmup_steps=0, learning_rate=1e-2), **options)
     model = tiny_model(hidden=16, layers=layers, heads=2, kv_heads=1, intermediate=32, seed=1).double()
     torch.manual_seed(0)
     return Learner(PlainPolicy(model), algorithm, settings, temperature=1.0, seed=0)
@@ -292,7 +291,7 @@ def test_evidence_that_cannot_be_written_does_not_end_a_run(tmp_path: Path):
 
 def norms_seen(guard: UpdateGuard, batch: Batch, *norms: float) -> list[bool]:
     """Which of these gradients would be skipped, one after the other."""
-    from proximo.training.learner.guard import GradientPass
+    from proximo.learner.guard import GradientPass
 
     return [guard._refused(batch, GradientPass(), [norm, 0.0]) is not None for norm in norms]
 
@@ -538,7 +537,7 @@ def test_another_failure_is_nobody_elses():
 
 
 def test_a_lowered_budget_outlives_a_new_plan_and_a_new_process(monkeypatch):
-    from proximo.training.learner import memory
+    from proximo.learner import memory
 
     trainer = learner(GRPO, minibatches=1)
     batch = assemble(groups(), [], trainer, 8).batch

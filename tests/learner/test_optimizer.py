@@ -8,10 +8,11 @@ import torch
 from torch import nn
 from torch.testing import assert_close
 
+from proximo.learner.optimizer import Optimizer
+from proximo.learner.options import LearnerOptions
+from proximo.learner.policy import PlainPolicy
 from proximo.models import score, tiny_model, with_precision
 from proximo.training.config import TrainingOptions
-from proximo.training.learner.optimizer import Optimizer
-from proximo.training.learner.policy import PlainPolicy
 from proximo.training.offline.schedule import FitOptions
 from proximo.training.runfolder.config_changes import differences
 
@@ -227,7 +228,7 @@ def test_a_second_optimizer_of_the_same_half_precision_weights_is_refused():
 def test_adam_s_options_reach_it_and_default_to_what_they_were():
     def group(**changes: float) -> dict:
         policy = PlainPolicy(tiny_model(hidden=16, layers=1, heads=2, kv_heads=1, intermediate=16))
-        policy.start(TrainingOptions(**changes), None, needs_reference=False)  # pyright: ignore[reportArgumentType]
+        policy.start(LearnerOptions(**changes), None, needs_reference=False)  # pyright: ignore[reportArgumentType]
         return policy.optimizer.param_groups[0]
 
     assert (group()["betas"], group()["eps"]) == ((0.9, 0.95), 1e-8)

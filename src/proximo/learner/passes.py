@@ -12,12 +12,12 @@ from typing import Any, Literal, TypeVar
 import torch
 from torch import Tensor
 
+from proximo.learner.options import LearnerOptions
 from proximo.models import Scores, micro_batches, score_rows
 from proximo.models.model_types import PreTrainedModel
 from proximo.models.routing import UNKNOWN, Routes
 from proximo.models.values import ValueModel
 from proximo.tensor_types import Float, Int
-from proximo.training.config import TrainingOptions
 from proximo.types import Batch
 
 Job = Literal["update", "values", "load"]
@@ -149,7 +149,7 @@ class Passes:
         return OldScores(scores.logprobs, scores.entropy, values, scores.routes)
 
 
-def minibatches(batch: Batch, options: TrainingOptions, random: torch.Generator) -> list[Int[Tensor, " M"]]:
+def minibatches(batch: Batch, options: LearnerOptions, random: torch.Generator) -> list[Int[Tensor, " M"]]:
     """Row numbers of whole groups, shuffled, in minibatches no smaller than a full step's."""
     groups = batch.group.unique()
     order = groups[torch.randperm(len(groups), generator=random)]

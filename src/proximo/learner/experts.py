@@ -9,15 +9,15 @@ import torch
 from torch import Tensor
 
 from proximo.algorithms import Algorithm
+from proximo.learner.guard import Update
+from proximo.learner.options import RoutingReplay
+from proximo.learner.passes import Passes
+from proximo.learner.policy import Policy
 from proximo.maths.pieces.extras import RouterBalance, router_balance_of
 from proximo.models import Scores
 from proximo.models.model_types import PreTrainedModel
 from proximo.models.routing import UNKNOWN, Agreement, Routes, is_mixture, needed_routers
 from proximo.tensor_types import Float, Int
-from proximo.training.config import RoutingReplay
-from proximo.training.learner.guard import Update
-from proximo.training.learner.passes import Passes
-from proximo.training.learner.policy import Policy
 from proximo.types import Batch, Group, Stats
 
 LEAST_OVERLAP = 0.5

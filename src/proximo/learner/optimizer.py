@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from proximo.training.learner.moments import StoredMoments, shape_of
-from proximo.training.rates import Moments
+from proximo.learner.moments import StoredMoments, shape_of
+from proximo.learner.rates import Moments
 
 HALVES = (torch.bfloat16, torch.float16)
 POLICY, VALUE = 0, 1
