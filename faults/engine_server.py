@@ -171,7 +171,7 @@ def main() -> None:
     given, _ = parser.parse_known_args()
     torch.set_num_threads(1)
     with suppress(FileExistsError):  # the name that a model in one file has; another server may have made the link
-        (Path(given.model) / "model.safetensors").symlink_to("model-00000.safetensors")
+        (Path(given.model) / "model.safetensors").hardlink_to(Path(given.model) / "model-00000.safetensors")
     model = load_model(given.model, dtype=torch.float32).requires_grad_(False)
     engine = Loading("server", model, load_tokenizer(given.model), record_routes=given.routes)
     answer = Server(engine, router_layers(model))

@@ -47,6 +47,9 @@ def _runs(folder: Path) -> list[Trial]:
     longer = replace(small(GRPO, steps=3), training=replace(STRONG, warmup_steps=3, reset_reference_every=2))
     evaluated = small(GRPO, steps=4)
     still = replace(evaluated, training=replace(STRONG, learning_rate=1e-12), evaluation=EvaluationOptions(4, every=1))
+    collapsing = replace(
+        small(GRPO, steps=5), training=replace(STRONG, learning_rate=0.1), evaluation=EvaluationOptions(4, every=1)
+    )
     spiky = replace(lively(GRPO), training=replace(STRONG, minibatches=3, epochs=8, skip_spikes=1.001, max_skipped=99))
     return [
         *several(grpo, "training", groups=4, group_size=3, minibatches=1, epochs=1, learning_rate=1e-5,
@@ -68,6 +71,7 @@ def _runs(folder: Path) -> list[Trial]:
         Trial(lively(PPO, value=ValueOptions(OwnModel())), "value.form.path", str(_other_model(folder))),
         *several(evaluated, "evaluation", problems=5, every=2, samples=2),
         Trial(still, "evaluation.patience", 1),
+        Trial(collapsing, "stop_on", "collapse"),
         *several(evaluated, "checkpoints", every=3, keep=1),
         Trial(replace(small(GRPO, steps=6), checkpoints=replace(evaluated.checkpoints, every=6, keep=1)),
               "checkpoints.keep_best", False),

@@ -371,7 +371,7 @@ def test_half_of_the_groups_can_be_dead():
     assert set(turns) == {"without shared prompts", "without packing", "with half of the groups dead"}
     seen = []
     update = side.learner.update
-    side.learner.update = lambda batch, *, fresh=False: seen.append(update(batch, fresh=fresh)) or seen[-1]
+    side.learner.update = lambda batch, **how: seen.append(update(batch, **how)) or seen[-1]
     for turn in turns.values():
         assert turn() == {"train": 1.0}
     dead = [int(found.logprobs.isnan().all(dim=1).sum()) for found in seen]

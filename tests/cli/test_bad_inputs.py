@@ -180,7 +180,7 @@ DATA: dict[str, tuple[str, str | bytes | Callable[[Path], object], list[str]]] =
     "half a surrogate pair": (
         "x.jsonl",
         GOOD_ROWS + r'{"prompt": "\ud800", "answer": "2"}',
-        [":41: the prompt is", "give a text"],
+        [":41: not JSON, a text has half of a surrogate pair"],
     ),
     "not UTF-8": ("x.jsonl", GOOD_ROWS.encode() + b'{"prompt": "caf\xe9", "answer": "2"}', [":41: not UTF-8"]),
     "UTF-16": ("x.jsonl", GOOD_ROWS.encode("utf-16"), ["it is UTF-16: save it as UTF-8"]),
@@ -396,7 +396,7 @@ MODELS: dict[str, tuple[Callable[[Path], object], list[str]]] = {
     "a deep config": (lambda folder: (folder / "config.json").write_text("[" * 100_000), ["config.json is not JSON"]),
     "a huge config": (
         lambda folder: (folder / "config.json").write_text(" " * 11_000_000),
-        ["config.json has 11000000 bytes"],
+        ["config.json has 11,000,000 bytes"],
     ),
     "an unknown architecture": (_edit("config.json", model_type="wibble"), ["config.json", "wibble"]),
     "another architecture": (

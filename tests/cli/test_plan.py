@@ -132,7 +132,7 @@ def test_a_cpu_is_planned_in_float32(monkeypatch, capsys):
         (["--gpu", "H200", "--mean-tokens", "2000"], "mean_tokens is 2000: give 1 to sampling.max_tokens"),
         (
             ["--gpu", "H200", "--adapter.type", "Lora", "--adapter.targets", "qkv"],
-            "adapter.targets has 'qkv', which no linear layer is called: there are",
+            "adapter.targets has 'qkv', which no linear layer is called (experts in one tensor are none): there are",
         ),
         (["--gpu", "H200", "--model", "no/such-model"], "or give a shape by name: SmolLM2-135M, 0.6B"),
     ],

@@ -108,7 +108,7 @@ def test_a_run_folder_that_cannot_be_used_is_refused_before_processes_start(tmp_
     monkeypatch.setattr(launching, "launch", lambda *_, **__: pytest.fail("processes were started"))
     (tmp_path / "file").touch()
     with FolderLock(tmp_path / "used"):
-        for name, said in (("file", "nothing can be written there, File exists"), ("used", "is in use by process")):
+        for name, said in (("file", "nothing can be written there, Not a directory"), ("used", "is in use by process")):
             with pytest.raises(SystemExit, match="2"):
                 main(["train", "--ranks", "2", "--run", str(tmp_path / name)])
             assert said in capsys.readouterr().err
@@ -146,7 +146,7 @@ def test_ranks_hold_less_each_and_need_no_copy_where_engines_sample():
         (80.0, Ranks(2), False, "GiB on each; it fits on 4 with ranks.shard = 0"),
         (80.0, Ranks(64, shard=1), False, "GiB on each; it fits on 64 with ranks.shard = 0"),
         (12.0, Ranks(2), False, "more ranks do not help, since each has a whole copy to sample with: use engines"),
-        (12.0, Ranks(2), True, "GiB on each; it fits on 32 with ranks.shard = 0"),
+        (12.0, Ranks(2), True, "GiB on each; it fits on 64 with ranks.shard = 0"),
     ],
 )
 def test_what_does_not_fit_is_told_what_would(memory, ranks, engines, said):

@@ -17,6 +17,7 @@ COMPILED = "a compiled function, which keeps its graphs by what it is called wit
 CLASSES = "classes of transformers, imported when they are asked for"
 CACHES = {
     "insight/charts/pages.py:style": FILE,
+    "insight/doctor/damage.py:_altered": FILE,
     "insight/doctor/damage.py:_complaint": FILE,
     "insight/doctor/damage.py:_complaints": FILE,
     "insight/doctor/damage.py:_is_of": FILE,
@@ -87,6 +88,7 @@ CALLS = {
 """What changes torch for the whole process."""
 
 IMMUTABLE = {
+    "JSONDecoder",
     "TypeVar",
     "compile",
     "fields",

@@ -37,7 +37,9 @@ def test_the_second_turn_reads_the_first_and_the_tools_answer():
     sampler = EmbeddedSampler(model, TOKENIZER)
     ask = Ask(sampler, TOKENIZER, OPTIONS, seed=1, step=2, version=4)
     found = dict(TwoTurns().play(QUESTIONS, ask))
-    assert found == dict(TwoTurns().play(QUESTIONS, ask))
+    again = Ask(sampler, TOKENIZER, OPTIONS, seed=1, step=2, version=4)
+    assert found == dict(TwoTurns().play(QUESTIONS, again))
+    assert found != dict(TwoTurns().play(QUESTIONS, again))  # the same turns asked again are drawn anew
     tool = tuple(TOKENIZER.encode("1+", add_special_tokens=False))
     firsts = sampler.sample([each.request for each in QUESTIONS], replace(OPTIONS, max_tokens=2), seed=1, step=2)
     for number, question in enumerate(QUESTIONS):

@@ -107,7 +107,16 @@ class ShiftedSampler:
 PIECES = ["--gate.type", "mine.py:Wall", "--keep.type", "mine.py:KeepUnsolved", "--extra.type", "mine.py:Spring"]
 FLAGS = [
     *(f"--algorithm.{each.removeprefix('--')}" if each.startswith("--") else each for each in PIECES),
-    *("--task.type", "mine.py:Doubling", "--sampler.type", "mine.py:Shifted", "--sampling.max-tokens", "5"),
+    *(
+        "--model",
+        "tiny-arithmetic",
+        "--task.type",
+        "mine.py:Doubling",
+        "--sampler.type",
+        "mine.py:Shifted",
+        "--sampling.max-tokens",
+        "5",
+    ),
     *("--training.groups", "6", "--training.group-size", "6", "--training.minibatches", "3"),
     *("--training.learning-rate", "3e-4", "--training.warmup-steps", "0"),
     *("--evaluation.problems", "4", "--evaluation.every", "2", "--checkpoints.every", "2", "--steps", "5"),

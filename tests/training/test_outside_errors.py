@@ -93,7 +93,8 @@ class Fragile(Arithmetic):
             raise KeyError("score")
         return super().grade(problems, completions)
 """
-SMALL = """steps = 2
+SMALL = """model = "tiny-arithmetic"
+steps = 2
 task = { type = "mine.py:Fragile" }
 training = { groups = 2, group_size = 3, minibatches = 1, warmup_steps = 0 }
 sampling = { max_tokens = 4 }

@@ -142,20 +142,25 @@ def load_weights(
         raise ValueError(f"path {path!r}: transformers cannot load the model; {_first_line(error)}") from error
     model, found = loaded
     assert isinstance(model, transformers.PreTrainedModel)
-    if found["mismatched_keys"]:
-        name, held, wanted = min(found["mismatched_keys"])
+    _refuse_other_weights(model, path, found["mismatched_keys"], set(found["unexpected_keys"]) - set(unused))
+    _refuse_non_finite(model, path, set(found["missing_keys"]))
+    hold_frequencies(model)
+    return model, set(found["missing_keys"])
+
+
+def _refuse_other_weights(model: PreTrainedModel, path: str, mismatched: set[Any], surplus: set[str]) -> None:
+    """Refuse weights of other shapes than the config says, and those that the model does not have."""
+    if mismatched:
+        name, held, wanted = min(mismatched)
         raise ValueError(
             f"path {path!r}: {name} has shape {list(held)} in the weights, and {list(wanted)} by config.json; "
             "one of the two is of another model"
         )
-    if surplus := set(found["unexpected_keys"]) - set(unused):
+    if surplus:
         raise ValueError(
             f"path {path!r}: the weights hold {_listed(surplus)}, which {type(model).__name__} does not have; "
             "config.json or the weights are of another model"
         )
-    _refuse_non_finite(model, path, set(found["missing_keys"]))
-    hold_frequencies(model)
-    return model, set(found["missing_keys"])
 
 
 def _check_size(folder: Path, kind: type[AutoClass], config: PreTrainedConfig) -> None:

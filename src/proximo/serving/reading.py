@@ -7,7 +7,6 @@ machine does not make requests too long.
 """
 
 import os
-import pickle
 import queue
 import resource
 import signal
@@ -19,6 +18,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from multiprocessing.connection import Connection
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Literal
 
@@ -85,7 +85,7 @@ class Reader:
             self._asked.close()
         ours, theirs = socket.socketpair()
         with theirs, tempfile.TemporaryFile() as file:
-            pickle.dump((self.asking, self.seconds), file)
+            ForkingPickler(file).dump((self.asking, self.seconds))  # as a Connection sends: from us, to us
             file.seek(0)
             self._asked = ours
             self._first = subprocess.Popen(
@@ -138,7 +138,7 @@ class Reader:
 def fork(descriptor: int) -> None:
     """The first process: for each socket that arrives, a process that answers there. They end with the server."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for them
-    asking, seconds = pickle.load(sys.stdin.buffer)
+    asking, seconds = ForkingPickler.loads(sys.stdin.buffer.read())
     with socket.socket(fileno=descriptor) as asked:
         while True:
             _, lines, _, _ = socket.recv_fds(asked, 1, 1)

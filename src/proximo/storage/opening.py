@@ -204,7 +204,7 @@ def blob_of(path: Path) -> Path:
     if not path.is_symlink():
         return path
     target = Path(os.path.normpath(path.parent / os.readlink(path)))
-    snapshots = next((each for each in path.parents if each.name == "snapshots"), None)
+    snapshots = next((each for each in path.parents if each.parts[-1:] == ("snapshots",)), None)
     if snapshots is None or target.parent != snapshots.parent / "blobs":
         raise _linked(path)
     return target

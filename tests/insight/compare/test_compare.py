@@ -129,13 +129,16 @@ def test_a_damaged_row_does_not_keep_a_run_from_going_on(policy, tmp_path):
     before, found = (tmp_path / METRICS).read_bytes(), len(after)
     first = next(line for line in before.splitlines() if b"sampled_tokens" in line)
     (tmp_path / METRICS).write_bytes(before.replace(first, b"?" * len(first)))
-    resume(replace(limited, max_generated_tokens=after[-1] + 1), tmp_path)
+    more = replace(limited, max_generated_tokens=after[-1] + 1)
+    with pytest.raises(ValueError, match="rows are altered"):
+        resume(more, tmp_path)
+    resume(more, tmp_path, accept_lost=True)
     kept = [line for line in (tmp_path / METRICS).read_bytes().splitlines() if b"sampled_tokens" in line]
     assert len(kept) == found  # one is damaged, and there is one more
 
 
-def resume(config: RunConfig, folder: Path) -> None:
-    with begin(folder, toml.dumps(config), allowed=["max_generated_tokens"]) as attempt:
+def resume(config: RunConfig, folder: Path, *, accept_lost: bool = False) -> None:
+    with begin(folder, toml.dumps(config), allowed=["max_generated_tokens"], accept_lost=accept_lost) as attempt:
         train(training_run.Run(config, folder, Lines()), attempt)
 
 

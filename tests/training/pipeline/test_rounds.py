@@ -29,7 +29,7 @@ def begun(tmp_path: Path, monkeypatch, ordinary_precision) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["train", *POLICY[2:], "--run", "first"]) == 0
     assert main(["pairs", "first", "--out", "pairs.jsonl"]) == 0
-    assert main(["reward-model", "pairs.jsonl", "--run", "judge", *FIT]) == 0
+    assert main(["reward-model", "pairs.jsonl", "--model", "tiny-arithmetic", "--run", "judge", *FIT]) == 0
 
 
 def test_rounds_are_the_commands_by_hand(begun, monkeypatch, capsys):

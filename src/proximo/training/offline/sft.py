@@ -67,15 +67,15 @@ class SftConfig:
 
     data: DataFile | References = field(default_factory=References)
     """Examples to train on: a file, or a task's reference answers."""
-    prompt_column: str | None = None
-    """Column with the prompt of a file. None: recognised, as are messages, ShareGPT's and Alpaca's columns."""
-    completion_column: str | None = None
-    """Column with the completion to learn. None: recognised."""
     model: str | None = None
     """Model to start from: a folder, a run folder or a hub id. None: a new tiny model (ASCII only)."""
     adapter: Lora | None = None
     """Adapter that is trained in the place of the model's own weights. None: the model itself is trained."""
     fit: FitOptions = field(default_factory=FitOptions)
+    prompt_column: str | None = None
+    """Column with the prompt of a file. None: recognised, as are messages, ShareGPT's and Alpaca's columns."""
+    completion_column: str | None = None
+    """Column with the completion to learn. None: recognised."""
     dynamic: bool = False
     """Whether to use dynamic fine-tuning (DFT): each token's loss times its own probability, held constant."""
     device: str = "auto"
