@@ -5,6 +5,7 @@ from importlib import import_module
 from pathlib import Path
 
 from proximo.cli.flags import asks_for_help, refuse, take
+from proximo.storage.opening import read_text, without_links
 from proximo.training.runfolder.record import read_record
 
 USAGE = """usage: proximo resume RUN [--steps N --allow-change steps] [--field VALUE ...]
@@ -45,7 +46,10 @@ def _command(folder: Path) -> str:
         refuse(str(error))
     if not is_run:
         refuse(f"{folder} holds no run: give the folder of one, such as runs/demo")
-    tables = tomllib.loads((folder / "config.toml").read_text(encoding="utf-8"))
+    try:
+        tables = tomllib.loads(read_text(without_links(folder / "config.toml")))
+    except (OSError, ValueError) as error:
+        refuse(f"{folder}: its config.toml cannot be read, {error}")
     if "algorithm" in tables:
         return "train"
     if "dynamic" in tables:
