@@ -113,5 +113,12 @@ def test_resume_knows_the_stages(stage, model, tmp_path, capsys):
 def test_resume_refuses_what_it_cannot_go_on_with(tmp_path, capsys):
     assert "resume needs the folder of a run" in refusal(["resume"], capsys)
     assert "holds no run" in refusal(["resume", str(tmp_path)], capsys)
+    (tmp_path / "lost").mkdir()
+    (tmp_path / "lost" / "run.json").write_text('{"format": 2}')
+    assert "run.json or config.toml is missing" in refusal(["resume", str(tmp_path / "lost")], capsys)
     assert "goes on in x" in refusal(["resume", "x", "--run", "y"], capsys)
     assert main(["resume", "--help"]) == 0
+
+
+def test_rate_needs_a_model(data, tmp_path, capsys):
+    assert "rate needs a model: --model MODEL" in refusal(["rate", data, "--out", str(tmp_path / "r.jsonl")], capsys)

@@ -184,7 +184,8 @@ def test_arguments_of_another_kind_are_refused_in_a_line(tmp_path):
 
 
 def test_numbers_of_numpy_are_numbers():
-    assert proximo.RunConfig(steps=np.int64(3), training=proximo.TrainingOptions(learning_rate=np.float64(1e-5)))
+    steps: Any = np.int64(3)
+    assert proximo.RunConfig(steps=steps, training=proximo.TrainingOptions(learning_rate=np.float64(1e-5)))
 
 
 def test_the_package_shows_its_own_names_and_short_signatures():

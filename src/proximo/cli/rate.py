@@ -10,6 +10,7 @@ from transformers.utils.logging import disable_progress_bar
 from proximo import toml
 from proximo.cli.data import take_task
 from proximo.cli.flags import asks_for_help, changed, refuse, say, take
+from proximo.cli.naming import flag_names
 from proximo.door.machines import open_model
 from proximo.environments import SingleTurn
 from proximo.models import load_tokenizer
@@ -67,6 +68,8 @@ def run(arguments: list[str]) -> int:
         arguments[:1] = ["--data", arguments[0]]
     elif not asks_for_help(arguments):
         refuse("rate needs data: proximo rate DATA --model MODEL --out FILE")
+    if "--model" not in flag_names(arguments) and not asks_for_help(arguments):
+        refuse("rate needs a model: --model MODEL, a folder, a run folder or a hub id")
     default = RateConfig()
     task = take_task(arguments, default.model, held_out=1.0)
     config = changed(
