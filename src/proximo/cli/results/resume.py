@@ -47,14 +47,7 @@ def _command(folder: Path) -> str:
         refuse(str(error))
     if not is_run:
         refuse(f"{folder} holds no run: give the folder of one, such as runs/demo")
-<<<<<<< HEAD
     tables = tomllib.loads(read_text(folder / "config.toml"))  # as read_record has read it
-=======
-    try:
-        tables = tomllib.loads(read_text(without_links(folder / "config.toml")))
-    except (OSError, ValueError) as error:
-        refuse(f"{folder}: its config.toml cannot be read, {error}")
->>>>>>> w-users
     if "algorithm" in tables:
         return "train"
     if "dynamic" in tables:
