@@ -283,6 +283,8 @@ def test_a_table_is_read_line_by_line_and_a_json_file_has_a_bound(tmp_path: Path
     monkeypatch.setattr(formats, "MAX_JSON", 1000)
     (tmp_path / "x.json").write_text("[" + " " * 1000 + "]")
     assert "save it as JSONL" in refusal(tmp_path / "x.json")
+    (tmp_path / "x.json").write_text('{"a": 1}\n' * 200)
+    assert len(read_rows(str(tmp_path / "x.json"), Mistakes())) == 200
     monkeypatch.setattr(formats, "MAX_ROW", 1000)
     (tmp_path / "x.csv").write_text("a,b\n1,2\n" + "\0" * 2000)
     assert "in one line: shorten it" in refusal(tmp_path / "x.csv")

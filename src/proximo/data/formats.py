@@ -155,9 +155,14 @@ def _json(path: str, file: BinaryIO, mistakes: Noting) -> list[Placed]:
     """A list of objects; many files of this name are JSONL, and are read as such."""
     _check_marks(file)
     start = file.tell()
-    text = file.read(MAX_JSON + 1)
-    if len(text) > MAX_JSON:
-        raise OSError(f"it has more than {MAX_JSON >> 20:,} MiB of JSON: save it as JSONL, an object to a line")
+    if file.seek(0, io.SEEK_END) > MAX_JSON:
+        file.seek(start)
+        if file.read(1) == b"[":
+            raise OSError(f"it has more than {MAX_JSON >> 20:,} MiB of JSON: save it as JSONL, an object to a line")
+        file.seek(start)
+        return _jsonl(path, file, mistakes)
+    file.seek(start)
+    text = file.read(MAX_JSON)
     if _hints(text) > MAX_VALUES:
         _refuse_values(_values_of(text))
     try:
