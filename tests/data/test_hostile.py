@@ -253,3 +253,50 @@ def test_only_files_are_read_and_no_links_of_strangers(tmp_path: Path):
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(str(tmp_path / "s.jsonl"))
         assert "cannot be read" in refusal(tmp_path / "s.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("x.json", "[" + "[]," * 2000 + "1]"),
+        ("x.json", '{"a": [' + "{}," * 2000 + "1]}"),
+        ("x.jsonl", ('{"a": [' + "[]," * 50 + "1]}\n") * 200),
+        ("x.csv", ",".join(f"c{n}" for n in range(100)) + "\n" + ("," * 99 + "\n") * 100),
+    ],
+    ids=["lists", "objects", "lines", "columns"],
+)
+def test_a_text_of_many_small_values_is_refused_before_they_are_made(name: str, text: str, tmp_path: Path, monkeypatch):
+    """`[],` takes three bytes in a file and eighty in memory: 400 MB took 9 GB."""
+    monkeypatch.setattr(formats, "MAX_VALUES", 4000)
+    (tmp_path / name).write_text(text)
+    assert "more than the 4,000 values that are read" in refusal(tmp_path / name)
+
+
+def test_texts_with_many_commas_are_no_values(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(formats, "MAX_VALUES", 10)
+    for name in ("x.json", "x.jsonl"):
+        (tmp_path / name).write_text(f"{json.dumps({'prompt': 'so, [[' + chr(92) * 3 + chr(34) + ', {' * 100})}\n")
+        assert len(read_rows(str(tmp_path / name), Mistakes())) == 1
+
+
+def test_a_table_is_read_line_by_line_and_a_json_file_has_a_bound(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(formats, "MAX_JSON", 1000)
+    (tmp_path / "x.json").write_text("[" + " " * 1000 + "]")
+    assert "save it as JSONL" in refusal(tmp_path / "x.json")
+    (tmp_path / "x.json").write_text('{"a": 1}\n' * 200)
+    assert len(read_rows(str(tmp_path / "x.json"), Mistakes())) == 200
+    monkeypatch.setattr(formats, "MAX_ROW", 1000)
+    (tmp_path / "x.csv").write_text("a,b\n1,2\n" + "\0" * 2000)
+    assert "in one line: shorten it" in refusal(tmp_path / "x.csv")
+    (tmp_path / "x.csv").write_text('\ufeffa,b\r\n"1\r\n2",3\r\n', newline="")
+    [row] = read_rows(str(tmp_path / "x.csv"), Mistakes())
+    assert dict(row.values) == {"a": "1\r\n2", "b": "3"}
+
+
+def test_too_little_memory_is_said_in_a_line(tmp_path: Path, monkeypatch):
+    def read(text: bytes) -> Any:
+        raise MemoryError
+
+    (tmp_path / "x.json").write_text("[]")
+    monkeypatch.setattr(formats, "_value", read)
+    assert "there is not enough memory" in refusal(tmp_path / "x.json")

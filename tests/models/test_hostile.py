@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -132,6 +133,19 @@ def test_templates_that_are_no_text_or_too_deep_are_refused(template):
     tokenizer.chat_template = template
     with pytest.raises(ValueError, match=r"^path 'x': the chat template .*$"):
         templates.check_template(tokenizer, "x")
+
+
+@pytest.mark.parametrize("grown", ["text.x ~ text.x", "[text.x, text.x]|join", "text.x + text.x"])
+def test_a_template_that_doubles_a_text_is_refused_before_the_memory_is_taken(grown):
+    """It took all that there was."""
+    tokenizer = tiny_tokenizer()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, resource.getrlimit(resource.RLIMIT_DATA)
+    start = "{% set text = namespace(x='a') %}{% for _ in range(40) %}"
+    tokenizer.chat_template = f"{start}{{% set text.x = {grown} %}}{{% endfor %}}"
+    with pytest.raises(ValueError, match="^path 'x': the chat template asks for too much: memory; use another$"):
+        templates.check_template(tokenizer, "x")
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before[0] < 3 << 20
+    assert resource.getrlimit(resource.RLIMIT_DATA) == before[1]
 
 
 def test_what_is_no_file_is_refused_and_does_not_hang(folder):

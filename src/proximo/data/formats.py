@@ -9,7 +9,7 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO, Protocol, TextIO
 
 from proximo.storage.opening import open_file, without_links
 
@@ -29,11 +29,15 @@ SEPARATORS = (",", ";", "\t")
 MAX_ROWS = 5_000_000
 """Rows of a file; each is kept in memory, with about a thousand bytes."""
 MAX_VALUES = 1 << 26
-"""Values of a Parquet or Arrow file, those in lists counted one by one."""
+"""Values of a file, those in lists counted one by one."""
 MAX_BYTES = 4 << 30
 """Bytes of a file's values, or of a file of text."""
 MAX_ROW = 64 << 20
 """Bytes of a row of text. The tests of one programming problem have some megabytes."""
+MAX_JSON = 1 << 30
+"""Bytes of a .json file, which is read at once."""
+PIECE = 16 << 20
+"""Bytes of JSON in which strings are told from the rest at once."""
 _HALF = re.compile(rb"\\u[dD][89a-fA-F]")
 """May be half of a surrogate pair, as JSON can spell it."""
 
@@ -59,7 +63,11 @@ def read_file(path: str, mistakes: Noting) -> list[Placed]:
 def _jsonl(path: str, file: BinaryIO, mistakes: Noting) -> list[Placed]:
     """One row to a line. Lines end at line feeds only: a JSON string may contain other separators unescaped."""
     rows: list[Placed] = []
+    hints = 0
     for number, line in enumerate(_lines(file), start=1):
+        if (hints := hints + _hints(line)) > MAX_VALUES:
+            _refuse_values(_held([value for _, value in rows]))
+            hints = _hints(line)
         place = f"{path}:{number}"
         if len(line) > MAX_ROW:
             mistakes.add(place, f"more than {MAX_ROW >> 20} MiB in one line: shorten it")
@@ -84,6 +92,41 @@ def _lines(file: BinaryIO) -> Iterator[bytes]:
         yield line
         while not line.endswith(b"\n") and len(line) > MAX_ROW:
             line = file.readline(MAX_ROW + 1)
+
+
+def _hints(text: bytes) -> int:
+    """Most values that JSON makes of a text: `[],` takes three bytes, and eighty in memory. Those in strings count."""
+    return text.count(b",") + text.count(b"[") + text.count(b"{")
+
+
+def _values_of(text: bytes) -> int:
+    """The same, without what is in strings."""
+    from numpy import bitwise_xor, count_nonzero, frombuffer, uint8
+
+    count, is_inside = 0, uint8(0)
+    plain = text.replace(rb"\\", b"").replace(rb"\"", b"")
+    for start in range(0, len(plain), PIECE):
+        piece = frombuffer(plain, uint8, min(PIECE, len(plain) - start), start)
+        inside = bitwise_xor.accumulate((piece == ord('"')).view(uint8)) ^ is_inside
+        is_inside = inside[-1]
+        count += sum(int(count_nonzero((piece == each) & (inside == 0))) for each in b",[{")
+    return count
+
+
+def _held(values: list[Any]) -> int:
+    """How many values there are in lists and objects."""
+    count = 0
+    while values:
+        value = values.pop()
+        inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+        count += len(inner)
+        values.extend(each for each in inner if isinstance(each, dict | list))
+    return count
+
+
+def _refuse_values(count: int) -> None:
+    if count > MAX_VALUES:
+        raise OSError(f"it has more than the {MAX_VALUES:,} values that are read: give fewer rows or columns")
 
 
 def _check_marks(file: BinaryIO) -> None:
@@ -112,8 +155,18 @@ def _json(path: str, file: BinaryIO, mistakes: Noting) -> list[Placed]:
     """A list of objects; many files of this name are JSONL, and are read as such."""
     _check_marks(file)
     start = file.tell()
+    if file.seek(0, io.SEEK_END) > MAX_JSON:
+        file.seek(start)
+        if file.read(1) == b"[":
+            raise OSError(f"it has more than {MAX_JSON >> 20:,} MiB of JSON: save it as JSONL, an object to a line")
+        file.seek(start)
+        return _jsonl(path, file, mistakes)
+    file.seek(start)
+    text = file.read(MAX_JSON)
+    if _hints(text) > MAX_VALUES:
+        _refuse_values(_values_of(text))
     try:
-        value = _value(file.read())
+        value = _value(text)
     except json.JSONDecodeError as error:
         if error.msg == "Extra data":  # a second document follows the first
             file.seek(start)
@@ -132,33 +185,46 @@ def _csv(path: str, file: BinaryIO, mistakes: Noting) -> list[Placed]:
     None."""
     _check_marks(file)
     longest = csv.field_size_limit(MAX_ROW)
+    # Without translated line ends, which a quoted text may hold.
+    text = io.TextIOWrapper(file, encoding="utf-8-sig", newline="")
     try:
-        text = file.read().decode()
-        # Without translated line ends, which a quoted text may hold.
-        lines = csv.reader(io.StringIO(text, newline=""), delimiter=_separator(path, text), strict=True)
+        separator = _separator(path, text.readline(MAX_ROW))
+        text.seek(0)
+        lines = csv.reader(_text_lines(text), delimiter=separator, strict=True)
         columns = next(lines, [])
         if len(set(columns)) < len(columns):
             raise OSError(f"it has two columns with one name, of {', '.join(columns)}: rename one")
-        rows = []
+        rows, count = [], 0
         for number, values in enumerate(lines, start=1):
+            count += len(values)
             if len(values) == len(columns):
                 rows.append((f"{path}, row {number}", {n: v or None for n, v in zip(columns, values, strict=True)}))
             elif values:
                 mistakes.add(f"{path}, row {number}", f"{len(values)} values for {len(columns)} columns")
             if number > MAX_ROWS:
                 raise OSError(f"it has more than {MAX_ROWS:,} rows: give a part of them")
+            _refuse_values(count)
     except (UnicodeDecodeError, csv.Error) as error:
         raise OSError(f"not CSV in UTF-8, {error}") from error
     finally:
         csv.field_size_limit(longest)
+        text.detach()
     return rows
 
 
-def _separator(path: str, text: str) -> str:
+def _text_lines(text: TextIO) -> Iterator[str]:
+    """Lines of a table, none of them without an end."""
+    while line := text.readline(MAX_ROW + 1):
+        if len(line) > MAX_ROW:
+            raise OSError(f"it has more than {MAX_ROW >> 20} MiB in one line: shorten it")
+        yield line
+
+
+def _separator(path: str, header: str) -> str:
     """A tab in a .tsv file; else the first separator that gives the header line more than one column."""
     if Path(path).suffix == ".tsv":
         return "\t"
-    header = text.partition("\n")[0].removesuffix("\r")
+    header = header.rstrip("\r\n")
     return next((each for each in SEPARATORS if len(next(csv.reader([header], delimiter=each), [])) > 1), ",")
 
 

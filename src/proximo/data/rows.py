@@ -145,6 +145,8 @@ def _rows_of(file: str, mistakes: Mistakes, field: str) -> Iterator[Row]:
         found = read_file(file, mistakes)
     except OSError as error:
         raise ValueError(f"{field} is {file!r}: it cannot be read, {error}") from error
+    except MemoryError:
+        raise ValueError(f"{field} is {file!r}: it cannot be read, there is not enough memory: give a part") from None
     for place, values in found:
         if isinstance(values, Mapping):
             yield Row(place, values)

@@ -19,11 +19,11 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import ForkingPickler
-from pathlib import Path
 from typing import Literal
 
 from proximo.serving.asking import Asking, Question
 from proximo.serving.refusals import Refusal
+from proximo.storage.memory import limit_memory
 
 SECONDS = 10.0
 """Seconds of the processor that reading a request may take."""
@@ -155,7 +155,8 @@ def fork(descriptor: int) -> None:
 def answer(line: Connection, asking: Asking, seconds: float) -> None:
     """Read one request after the other."""
     os.nice(NICENESS)
-    _limit_memory(MEMORY)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    limit_memory(MEMORY)
     line.send(READY)
     while True:
         kind, data = line.recv()
@@ -178,11 +179,3 @@ def _answered(asking: Asking, kind: Kind, data: bytes) -> Question | Refusal:
         return Refusal("the request takes too much memory: send less")
     except Exception as error:  # a tokenizer may raise anything
         return Refusal(f"the request cannot be read: {type(error).__name__}: {error}", status=500)
-
-
-def _limit_memory(more: int) -> None:
-    """What this process holds, and so many bytes."""
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    with suppress(OSError, ValueError):  # elsewhere than on Linux there is no such file
-        held = int(Path("/proc/self/statm").read_text().split()[5]) * resource.getpagesize()
-        resource.setrlimit(resource.RLIMIT_DATA, (held + more, held + more))

@@ -1,7 +1,10 @@
-"""Memory that a long-lived process gives back."""
+"""Memory: what a long-lived process gives back, and how much one may take."""
 
 import ctypes
-from contextlib import suppress
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
 
 THRESHOLD, TRIM = -3, -1
 """Options of glibc's mallopt: sizes from which memory is taken from the system by itself, and given back at the end."""
@@ -23,3 +26,23 @@ def return_free_memory() -> None:
     """Return what is free between small buffers, too, where glibc does that: a few milliseconds."""
     with suppress(AttributeError, OSError):
         ctypes.CDLL(None).malloc_trim(0)
+
+
+def limit_memory(more: int) -> None:
+    """Let this process take no more than so many bytes beyond those that it has: then there is a MemoryError."""
+    with suppress(OSError, ValueError):  # elsewhere than on Linux there is no such file
+        held = int(Path("/proc/self/statm").read_text().split()[5]) * resource.getpagesize()
+        _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+        limit = held + more if hard == resource.RLIM_INFINITY else min(held + more, hard)
+        resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
+
+
+@contextmanager
+def within_memory(more: int) -> Iterator[None]:
+    """The same for a while, for all threads: only where nothing else is under way."""
+    limits = resource.getrlimit(resource.RLIMIT_DATA)
+    limit_memory(more)
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, limits)

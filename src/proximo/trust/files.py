@@ -32,7 +32,7 @@ def executed_files(name: str) -> dict[str, str]:
     start = [Path(os.path.abspath(each)) for each in source_files(place)]
     if not start:
         return {}
-    is_package = not place.endswith(".py") and start[0].name == "__init__.py"
+    is_package = not place.endswith(".py") and start[0].stem == "__init__"
     root = start[0].parents[1 if is_package else 0]
     listed = cache(_names)
     found: dict[str, str] = {}

@@ -12,9 +12,12 @@ from jinja2 import Environment, TemplateError, TemplateSyntaxError, nodes
 from jinja2.exceptions import SecurityError
 
 from proximo.models.model_types import PreTrainedTokenizerBase
+from proximo.storage.memory import within_memory
 
 SECONDS = 10.0
 """Seconds per conversation; a real template takes about a millisecond."""
+MEMORY = 1 << 30
+"""Bytes that the first conversation may take."""
 MAX_TEMPLATE = 1 << 19
 """Characters of a template: real ones have up to some ten thousand."""
 _SMALL = 1000
@@ -61,8 +64,9 @@ def rendered(
 def check_template(tokenizer: PreTrainedTokenizerBase, path: str) -> None:
     """Refuse a template that leaves the sandbox, never ends or is not Jinja, before anything depends on it.
 
-    One that only rejects the test conversation is accepted. The time limit applies between instructions, and there is
-    no memory limit: a template that hides a product, or doubles a text repeatedly, may still waste both, but no more.
+    One that only rejects the test conversation is accepted. The time limit applies between instructions, and memory is
+    limited for the test conversation alone: a template that hides a product, or doubles a text, in others only may
+    still waste both, but no more.
     """
     templates = tokenizer.chat_template
     for template in templates.values() if isinstance(templates, dict) else [templates] if templates else []:
@@ -79,7 +83,8 @@ def check_template(tokenizer: PreTrainedTokenizerBase, path: str) -> None:
             raise ValueError(f"path {path!r}: the chat template computes {what}, which none needs; remove it")
     if templates:
         try:
-            rendered(tokenizer, [{"role": "user", "content": "Hello"}], for_answer=True)
+            with within_memory(MEMORY):
+                rendered(tokenizer, [{"role": "user", "content": "Hello"}], for_answer=True)
         except ValueError as error:
             ours = SecurityError | OverflowError | MemoryError | RecursionError | TemplateTooSlow
             if isinstance(error.__cause__, ours):
