@@ -32,6 +32,8 @@ PARTIAL, REMOVED, ASIDE = ".partial", ".removed", ".passed-over"
 """Suffixes of a folder that is being written, of one that is being removed, and of one that was set aside: it is not
 read any more, but kept for inspection."""
 PIECE = 1 << 20
+HOLLOW = 64 << 30
+"""Bytes from which on a file is refused if nearly all of it is a hole."""
 
 
 def write_folder(path: Path, fill: Callable[[Path], None], more: Mapping[str, object] | None = None) -> None:
@@ -159,8 +161,12 @@ def sync(path: Path) -> None:
 
 
 def file_hash(path: Path) -> str:
-    """SHA-256 of a file, in hexadecimal."""
+    """SHA-256 of a file, in hexadecimal. UnsafeFile if nearly all of it is missing: a hole has any size, and would be
+    read for hours."""
     with open_file(path) as file:
+        found = os.fstat(file.fileno())
+        if found.st_size > HOLLOW and found.st_blocks * 512 * 100 < found.st_size:
+            raise UnsafeFile(f"{path} claims {found.st_size >> 30:,} GiB, and nearly all of it is a hole: restore it")
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from proximo.storage.folders import sync, write_file
-from proximo.storage.opening import json_value, open_file, open_to_write
+from proximo.storage.opening import UnsafeFile, json_value, open_file, open_to_write
 
 PIECE = 1 << 16
 MAX_ROW = 4 << 20
 """Maximum bytes of a row; a longer line was not written here."""
+MAX_LINE = 256 << 20
+"""Bytes after which no end of a line is looked for."""
 
 
 class Lines:
@@ -124,11 +126,13 @@ class Prefix:
 
 def whole_lines(file: BinaryIO) -> Iterator[bytes | None]:
     """Complete lines, one at a time; None for each that is too long to be a row. Text after the last newline may still
-    be growing and is left out."""
+    be growing and is left out. UnsafeFile for a line that does not end, as in a file of a size that it only claims."""
     while line := file.readline(MAX_ROW):
-        is_long = not line.endswith(b"\n")
+        is_long, size = not line.endswith(b"\n"), len(line)
         while line and not line.endswith(b"\n"):
             line = file.readline(MAX_ROW)
+            if (size := size + len(line)) > MAX_LINE:
+                raise UnsafeFile(f"a file of rows has a line of more than {MAX_LINE >> 20} MiB: restore or remove it")
         if line:
             yield None if is_long else line
 

@@ -61,12 +61,14 @@ def run(arguments: list[str]) -> int:
         replayed = _asked(arguments)
         if out is not None:
             _write(replayed, Path(out))
+        if as_json:
+            print(json.dumps(_data(replayed)))
+        else:
+            print_tables(replayed, on_stdout(140))
+    except BrokenPipeError:  # whoever reads has gone
+        raise
     except (ValueError, OSError) as error:
         refuse(str(error))
-    if as_json:
-        print(json.dumps(_data(replayed)))
-    else:
-        print_tables(replayed, on_stdout(140))
     if out is not None:
         say(f"written to {out}")
     return 0

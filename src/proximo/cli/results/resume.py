@@ -6,7 +6,7 @@ from pathlib import Path
 
 from proximo.cli.flags import asks_for_help, refuse, take
 from proximo.storage.opening import read_text, without_links
-from proximo.training.runfolder.record import read_record
+from proximo.training.runfolder.record import config_damage, read_record
 
 USAGE = """usage: proximo resume RUN [--steps N --allow-change steps] [--field VALUE ...]
 
@@ -42,10 +42,12 @@ def run(arguments: list[str]) -> int:
 def _command(folder: Path) -> str:
     """The command that began a run, by what its config has."""
     try:
-        is_run = folder.is_dir() and read_record(folder) is not None
+        record = read_record(folder) if folder.is_dir() else None
+        if record is not None and (damage := config_damage(folder, record)):
+            raise ValueError(f"{folder}: {damage}")
     except ValueError as error:
         refuse(str(error))
-    if not is_run:
+    if record is None:
         refuse(f"{folder} holds no run: give the folder of one, such as runs/demo")
     tables = tomllib.loads(read_text(folder / "config.toml"))  # as read_record has read it
     if "algorithm" in tables:
