@@ -297,7 +297,9 @@ def test_files_that_are_none_harm_nobody(here, capsys, monkeypatch, command):
             try:
                 tried(line, capsys, monkeypatch)
             except (Exception, TooLong) as error:
-                failures.append(f"{' '.join(line)}, where {name} is {damage.__name__}: {str(error)[:400]!r} {type(error)}")
+                failures.append(
+                    f"{' '.join(line)}, where {name} is {damage.__name__}: {str(error)[:400]!r} {type(error)}"
+                )
         remove(run)
         shutil.copytree("kept", run)
     assert not failures, "\n".join(failures)

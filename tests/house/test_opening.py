@@ -71,7 +71,7 @@ LINES = {
     "storage/locks.py": ("os.open(path.parent", "self.path.parent.rmdir()", "/proc/"),
     "storage/scratch.py": ("tempfile.gettempdir()", "shutil.rmtree("),
     "tracking/readings.py": ("path.read_text(",),  # /proc
-    "serving/reading.py": ("/proc/self/statm",),
+    "storage/memory.py": ("/proc/self/statm",),
     "learner/named_tensors.py": ("save_file(", "load_file(check_file("),
     "training/preflight/estimate.py": ("Path(limit).read_text()",),  # /sys
     "training/runfolder/config_changes.py": ("glob.glob(",),

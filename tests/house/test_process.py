@@ -35,6 +35,7 @@ CACHES = {
     "models/packing/support.py:_packed_classes": CLASSES,
     "models/routing.py:_router": CLASSES,
     "models/shipped/__init__.py:_known_complaints": FILE,
+    "pieces.py:_closed_fields": CLASSES,
     "planning/cards.py:_measured": "the limits of this machine, measured once",
     "samplers/embedded/captured.py:_compiled_joined": COMPILED,
     "samplers/embedded/captured.py:_compiled_layer": COMPILED,
@@ -53,6 +54,7 @@ CACHES = {
     "tasks/sorting.py:_stream": PURE,
     "tasks/worked/chain.py:_stream": PURE,
     "training/old_names.py:_defaults": PURE,
+    "trust/files.py:_installed": "where Python's packages are, which stays while a process runs",
     "worlds/python.py:_sandbox": "a sandbox that keeps nothing between two programs",
     "version.py:source_fingerprint": FILE,
 }
@@ -68,6 +70,8 @@ OBJECTS = {
     "rewards/grading.py:_CURRENT": "a context variable: each thread has its own value",
     "rewards/worker.py:calling": "a module of this package, in a reward function's own process",
     "sandbox/kernel.py:_libc": "the C library",
+    "trust/permission.py:ANYTHING": "has no fields",
+    "trust/permission.py:_said": "what this process's command line permits",
 }
 CALLS = {
     "bench/running.py:set_num_threads": "the benchmark's own process",

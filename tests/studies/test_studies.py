@@ -7,11 +7,11 @@ from dataclasses import dataclass, make_dataclass, replace
 
 import pytest
 import torch
-from proximo.cli.helping.claims import stored_verdicts
 
 from proximo import toml
 from proximo.algorithms import PPO
 from proximo.cli import main
+from proximo.cli.helping.verdicts import stored_verdicts
 from proximo.insight.charts.drawing import COLOURS
 from proximo.insight.compare import workers
 from proximo.presets import ARITHMETIC

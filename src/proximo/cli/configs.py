@@ -53,8 +53,12 @@ def run_config(
     arguments: list[str], *, prog: str, usage: str, description: str, help_more: str, skip_bad: bool = False
 ) -> tuple[RunConfig, list[Default]]:
     """The run that a command line describes, and the defaults in it that were chosen for its model and data."""
+    of_file = bool(arguments) and arguments[0].endswith(".toml") and not asks_for_help(arguments)
+    is_demo = of_file and not named(arguments)
     base, defaults = suited_base(arguments, prog=prog, skip_bad=skip_bad)
     config = changed(base, arguments, prog=prog, usage=usage, description=description, help_more=help_more)
+    if is_demo:
+        say(DEMO)
     return _skipping(config, skip_bad), kept(config, defaults)
 
 
@@ -177,9 +181,7 @@ def preset_or_file(name: str, flags: Sequence[str] = ()) -> RunConfig:
         except ValueError as error:
             refuse(str(error))
         if not asks_for_help(flags):
-            refuse_half(name, found := named([name, *flags]))
-            if not found:
-                say(DEMO)
+            refuse_half(name, named([name, *flags]))
         return config
     found = preset(name)
     if found is None:

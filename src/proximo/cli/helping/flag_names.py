@@ -17,6 +17,8 @@ def unknown_flag(command: str, arguments: Sequence[str]) -> str | None:
     tables = {name.rpartition(".")[0] for name in known if name.endswith((".type", ".add"))}
     for flag in arguments:
         name = flag.partition("=")[0].replace("_", "-")
+        if name.endswith((".type", ".add")):  # which class a field has there is better said by the config
+            continue
         if len(name) > 2 and name.startswith("--") and not any(each in known for each in _spellings(name)):
             is_table = any(each.startswith(f"{name}.") for each in known)
             if not is_table and not any(name.startswith(f"{table}.") for table in tables):
