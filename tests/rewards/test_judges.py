@@ -336,6 +336,18 @@ def test_two_processes_share_a_folder_and_damage_is_skipped(tmp_path: Path):
     assert (both.get("a"), both.get("b"), both.get("c"), len(both)) == (1.0, 2.0, None, 2)
 
 
+@pytest.mark.parametrize("score", ["NaN", "1e999", "-1", "1e308", "9" * 5000])
+def test_a_stored_verdict_that_is_none_is_asked_for_again(score: str, server: JudgeServer, tmp_path: Path, grading):
+    """Scores may be anything in a stranger's run, and no finite reward came of these."""
+    reward = judge(server, cache=str(tmp_path))
+    assert scores(reward, "12") == [0.2]
+    [kept] = tmp_path.iterdir()
+    row = json.loads(kept.read_text())
+    kept.write_text(f'{{"key": "{row["key"]}", "score": {score}}}\n')
+    assert scores(replace(reward, seconds=6.0), "12") == [0.2]
+    assert len(server.bodies) == 2
+
+
 def test_a_run_folder_is_not_made_before_the_run_starts(tmp_path: Path):
     verdicts = Verdicts(tmp_path / "run/verdicts")
     verdicts.add("a", 1.0, {})
