@@ -16,7 +16,7 @@ from proximo import presets, toml
 from proximo.rewards import GraderFailed, Judge
 from proximo.rewards.grading import Grading
 from proximo.rewards.judges import session, verdicts
-from proximo.rewards.judges.asking import request
+from proximo.rewards.judges.asking import Unreachable, request
 from proximo.rewards.judges.cache import Verdicts
 from proximo.rewards.judges.session import Limits, Server
 from proximo.rewards.judges.verdicts import as_data, asked, read
@@ -535,3 +535,19 @@ def test_a_server_that_ends_each_connection_is_read_to_the_end():
         reply = request("GET", f"http://127.0.0.1:{listening.getsockname()[1]}/v1/models", None, {}, 10.0)
         thread.join()
     assert (reply.status, reply.body) == (200, body)
+
+
+@pytest.mark.parametrize("chunk", [b"-5\r\naaaaa\r\n", b"zz\r\n", b"ffffffffffffffff\r\na"])
+def test_an_answer_that_is_not_http_is_none(chunk: bytes):
+    def answer(listening: socket.socket) -> None:
+        connection, _ = listening.accept()
+        with connection:
+            connection.recv(65536)
+            connection.sendall(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + chunk)
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        thread = threading.Thread(target=answer, args=(listening,))
+        thread.start()
+        with pytest.raises(Unreachable):
+            request("GET", f"http://127.0.0.1:{listening.getsockname()[1]}/v1/models", None, {}, 10.0)
+        thread.join()
