@@ -19,6 +19,7 @@ from proximo.models.adapters.files import _check_fields
 from proximo.models.ends import declared_ends
 from proximo.models.loading import has_score, read_config
 from proximo.models.tokens import templates
+from proximo.models.tokens.growing import growing
 
 VALUES = st.one_of(
     st.none(),
@@ -113,6 +114,7 @@ def test_an_index_never_leads_to_a_pickle_or_out_of_the_folder(folder, monkeypat
         {"intermediate_size": 10**9},
         {"vocab_size": 10**400},
         {"num_hidden_layers": 10**4},
+        {"num_labels": 10**9},
     ],
 )
 def test_sizes_that_the_weights_do_not_have_are_refused_before_anything_is_built(entries, folder):
@@ -153,6 +155,62 @@ def test_what_is_no_file_is_refused_and_does_not_hang(folder):
     for read in (load_model, load_tokenizer, read_config):
         with pytest.raises(ValueError, match="special_tokens_map.json cannot be read: .* is a pipe"):
             read(str(folder))
+
+
+def replacing(pattern: str, content: str) -> dict[str, Any]:
+    return {"type": "Replace", "pattern": {"String": pattern}, "content": content}
+
+
+@pytest.mark.parametrize(
+    ("part", "change"),
+    [
+        ("normalizer", {"type": "Sequence", "normalizers": [replacing("e", "ee")] * 60}),
+        ("normalizer", replacing(".", "x" * 10**6)),
+        ("normalizer", {"type": "Sequence", "normalizers": [{"type": "ByteLevel"}] * 60}),
+        ("normalizer", {"type": "Prepend", "prepend": "x" * 10**6}),
+        ("decoder", {"type": "Sequence", "decoders": [replacing("e", "ee")] * 60}),
+        ("padding", {"strategy": {"Fixed": 10**9}, "direction": "Right", "pad_id": 0, "pad_type_id": 0}),
+    ],
+)
+def test_a_tokenizer_that_makes_texts_grow_without_end_is_refused_before_it_is_loaded(part, change, folder):
+    """Sixty steps that double a text took all memory when the first word was read."""
+    edit(folder / "tokenizer.json", **{part: change})
+    with pytest.raises(ValueError, match=rf"^path .*: tokenizer.json: its {part} .*use another tokenizer$"):
+        load_tokenizer(str(folder))
+
+
+@pytest.mark.parametrize(
+    ("file", "entries"),
+    [
+        (
+            "tokenizer.json",
+            {
+                "post_processor": {
+                    "type": "TemplateProcessing",
+                    "single": [{"SpecialToken": {"id": "zz", "type_id": 0}}],
+                }
+                | {"pair": [], "special_tokens": {}}
+            },
+        ),
+        ("tokenizer.json", {"model": {"type": "WordLevel", "vocab": {}, "unk_token": "?"}}),
+        ("tokenizer_config.json", {"model_max_length": "x"}),
+    ],
+)
+def test_a_tokenizer_that_fails_with_any_text_is_refused_where_it_is_loaded(file, entries, folder):
+    """The panics of its library are no Exceptions, and ended a run with a traceback."""
+    edit(folder / file, **entries)
+    with pytest.raises(ValueError, match=r"^path .*: (its tokenizer cannot read a text|no tokenizer can be read).*$"):
+        load_tokenizer(str(folder))
+
+
+def test_changes_that_real_tokenizers_make_are_read(folder):
+    """Those of T5, Llama 2, Gemma and byte-level ones."""
+    known = [{"type": "Prepend", "prepend": "_"}, replacing(" ", "_"), {"type": "NFC"}, {"type": "Lowercase"}]
+    edit(folder / "tokenizer.json", normalizer={"type": "Sequence", "normalizers": known})
+    assert load_tokenizer(str(folder))
+    metaspace = {"type": "Metaspace", "replacement": "_", "prepend_scheme": "always"}
+    t5 = {"normalizer": [{"type": "Precompiled"}, replacing(" {2,}", "_")], "pre_tokenizer": metaspace}
+    assert not [*growing(t5)]
 
 
 # Adapters

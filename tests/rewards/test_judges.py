@@ -16,7 +16,7 @@ from proximo import presets, toml
 from proximo.rewards import GraderFailed, Judge
 from proximo.rewards.grading import Grading
 from proximo.rewards.judges import session, verdicts
-from proximo.rewards.judges.asking import request
+from proximo.rewards.judges.asking import Unreachable, request
 from proximo.rewards.judges.cache import Verdicts
 from proximo.rewards.judges.session import Limits, Server
 from proximo.rewards.judges.verdicts import as_data, asked, read
@@ -336,6 +336,18 @@ def test_two_processes_share_a_folder_and_damage_is_skipped(tmp_path: Path):
     assert (both.get("a"), both.get("b"), both.get("c"), len(both)) == (1.0, 2.0, None, 2)
 
 
+@pytest.mark.parametrize("score", ["NaN", "1e999", "-1", "1e308", "9" * 5000])
+def test_a_stored_verdict_that_is_none_is_asked_for_again(score: str, server: JudgeServer, tmp_path: Path, grading):
+    """Scores may be anything in a stranger's run, and no finite reward came of these."""
+    reward = judge(server, cache=str(tmp_path))
+    assert scores(reward, "12") == [0.2]
+    [kept] = tmp_path.iterdir()
+    row = json.loads(kept.read_text())
+    kept.write_text(f'{{"key": "{row["key"]}", "score": {score}}}\n')
+    assert scores(replace(reward, seconds=6.0), "12") == [0.2]
+    assert len(server.bodies) == 2
+
+
 def test_a_run_folder_is_not_made_before_the_run_starts(tmp_path: Path):
     verdicts = Verdicts(tmp_path / "run/verdicts")
     verdicts.add("a", 1.0, {})
@@ -523,3 +535,19 @@ def test_a_server_that_ends_each_connection_is_read_to_the_end():
         reply = request("GET", f"http://127.0.0.1:{listening.getsockname()[1]}/v1/models", None, {}, 10.0)
         thread.join()
     assert (reply.status, reply.body) == (200, body)
+
+
+@pytest.mark.parametrize("chunk", [b"-5\r\naaaaa\r\n", b"zz\r\n", b"ffffffffffffffff\r\na"])
+def test_an_answer_that_is_not_http_is_none(chunk: bytes):
+    def answer(listening: socket.socket) -> None:
+        connection, _ = listening.accept()
+        with connection:
+            connection.recv(65536)
+            connection.sendall(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + chunk)
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        thread = threading.Thread(target=answer, args=(listening,))
+        thread.start()
+        with pytest.raises(Unreachable):
+            request("GET", f"http://127.0.0.1:{listening.getsockname()[1]}/v1/models", None, {}, 10.0)
+        thread.join()

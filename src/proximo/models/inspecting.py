@@ -10,6 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeGuard
 
+from proximo.models.tokens.growing import growing
 from proximo.storage.opening import blob_of, open_file, read_file, without_links
 
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
@@ -24,7 +25,8 @@ KERNELS = ("attn_implementation", "_attn_implementation", "experts_implementatio
 
 READ = (".json", ".jinja", ".txt", ".model", ".tiktoken", ".bpe")
 """Suffixes of texts that are read whole."""
-_VOCABULARIES = ("tokenizer.json", "vocab.json", "added_tokens.json", "tekken.json")
+TOKENIZER = "tokenizer.json"
+_VOCABULARIES = (TOKENIZER, "vocab.json", "added_tokens.json", "tekken.json")
 """Their keys are tokens, and mean nothing."""
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 ADAPTER, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -42,7 +44,7 @@ MAX_TENSORS = 500_000
 """Tensors of a file of weights."""
 MAX_SCALE = 1024
 """Numbers of a scale that are looked at."""
-_PARTS = re.compile(r"layer|head|expert|depth|stage", re.IGNORECASE)
+_PARTS = re.compile(r"layer|head|expert|depth|stage|label|codebook|num_\w*block", re.IGNORECASE)
 """In the keys of numbers that say how many parts of a kind are built."""
 _TEMPLATES = "additional_chat_templates"
 """Folder whose files are chat templates."""
@@ -52,7 +54,11 @@ _BITS |= {"U64": 64, "I64": 64, "F64": 64, "C64": 64, "F8_E4M3": 8, "F8_E5M2": 8
 
 def inspect(folder: Path, *, weights: bool) -> None:
     """A ValueError with everything that forbids opening the folder; the weights' files only where they are wanted."""
-    problems = [*_strange_files(folder)] or [*_configs(folder), *(_weights(folder) if weights else ())]
+    problems = [*_strange_files(folder)] or [
+        *_configs(folder),
+        *_tokenizer(folder),
+        *(_weights(folder) if weights else ()),
+    ]
     if problems:
         raise ValueError("\n".join(f"path {str(folder)!r}: {problem}" for problem in problems))
 
@@ -193,6 +199,16 @@ def _configs(folder: Path) -> Iterator[str]:
             yield f"{file.name} has transformers_weights {named!r}: only safetensors of this folder are read"
     if (folder / ADAPTER).exists() and (folder / "config.json").exists():
         yield f"{ADAPTER}: an adapter, in a folder that holds a whole model too; keep one of the two"
+
+
+def _tokenizer(folder: Path) -> Iterator[str]:
+    if not (folder / TOKENIZER).exists():
+        return
+    try:
+        config = json_object(folder / TOKENIZER, MAX_TEXT)
+    except ValueError:  # transformers says what is wrong with it, where it is needed
+        return
+    yield from (f"{TOKENIZER}: {problem}" for problem in growing(config))
 
 
 def _forbidden(name: str, config: dict[str, Any]) -> Iterator[str]:

@@ -292,6 +292,17 @@ def has_score(config: PreTrainedConfig) -> bool:
     return any(isinstance(name, str) and name.endswith("ForSequenceClassification") for name in named)
 
 
+def _check_reading(tokenizer: PreTrainedTokenizerBase, path: str) -> None:
+    """Refuse a tokenizer that fails with any text: its parts may ask for tokens that it does not have."""
+    try:
+        tokenizer.decode(tokenizer.encode("1 + 2 = 3"))
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # a panic of the tokenizers library is no Exception
+        reason = str(error).partition("\n")[0][:200]
+        raise ValueError(f"path {path!r}: its tokenizer cannot read a text, {reason}; {INCOMPLETE}") from error
+
+
 def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
     """The tokenizer of a folder or a hub id."""
     import transformers
@@ -307,6 +318,7 @@ def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder, config=own, trust_remote_code=False)
     except Exception as error:  # transformers raises many kinds, depending on which file is missing or odd
         raise ValueError(f"path {path!r}: no tokenizer can be read there; {INCOMPLETE}") from error
+    _check_reading(tokenizer, path)
     check_template(tokenizer, path)
     rows = getattr(config and config.get_text_config(), "vocab_size", len(tokenizer))
     if type(rows) is not int:

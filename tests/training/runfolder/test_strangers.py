@@ -226,6 +226,19 @@ def test_altered_rows_are_told(run, capsys, name, change: Callable[[bytes], byte
             assert attempt.altered == [told]
 
 
+@pytest.mark.parametrize("kept", [0, 100])
+@pytest.mark.parametrize("name", ["timings.jsonl", "timeline.jsonl"])
+def test_a_log_that_was_cut_is_told(run, name, kept):
+    """Those on which no number depends, too: only metrics and ledger were compared with their size."""
+    data = (run / name).read_bytes()
+    (run / name).write_bytes(data[:kept])
+    told = f"{name} has {kept} bytes and had {len(data)} when step-000002 was saved: rows are lost"
+    assert told in [spell.finding.message for spell in check_up(RunFolder(run)).standing]
+    unfinished(run)
+    with begin(run, toml.dumps(SETTINGS)) as attempt:
+        assert attempt.altered == [told]
+
+
 def test_altered_rows_may_be_accepted(run):
     """What can be read stays, so that the file is one of rows again; it is asked once."""
     unfinished(run)

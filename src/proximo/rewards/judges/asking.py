@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass
-from http.client import HTTPConnection, HTTPException, HTTPSConnection
+from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -56,8 +56,7 @@ def request(method: str, url: str, body: Mapping[str, Any] | None, headers: Mapp
             connection.sock = _Limited(inner, until)
             data = None if body is None else json.dumps(body).encode()
             connection.request(method, parts.path, data, {"Content-Type": "application/json", **headers})
-            answer = connection.getresponse()
-            found = answer.read(MAX_BYTES + 1)
+            answer, found = _received(connection)
             if len(found) > MAX_BYTES:
                 raise Unreachable(f"its answer has more than {MAX_BYTES // 2**20} MiB")
             return Reply(answer.status, found, answer.getheader("Retry-After") or "")
@@ -65,6 +64,14 @@ def request(method: str, url: str, body: Mapping[str, Any] | None, headers: Mapp
         raise TooLate(f"no answer within {seconds:g} s") from None
     except (OSError, HTTPException) as error:
         raise Unreachable(f"{type(error).__name__}: {error}") from None
+
+
+def _received(connection: HTTPConnection) -> tuple[HTTPResponse, bytes]:
+    answer = connection.getresponse()
+    try:
+        return answer, answer.read(MAX_BYTES + 1)
+    except ValueError:  # http.client takes a chunk of fewer than no bytes
+        raise Unreachable("its answer is not HTTP") from None
 
 
 class _Limited:

@@ -87,7 +87,7 @@ class Session:
         key = key_of(question | {"max_tokens": self.server.max_tokens, "options": dict(self.server.options)})
         with self._lock:
             known, waiting = self.verdicts.get(key), self._asked.get(key)
-            if known is not None:
+            if known is not None and self.scale[0] <= known <= self.scale[1]:  # a file may hold any number
                 self._usage.add(cached=1)
                 return lambda: known
             if waiting is None:

@@ -103,22 +103,26 @@ def known_logs(checkpoint: Path) -> dict[str, tuple[int, str]]:
 def lost_rows(folder: Path, resume_from: Path) -> list[str]:
     """Messages about metrics and ledger, if one of them is shorter than when a checkpoint was saved, or altered."""
     _, sizes = read_origin(resume_from / STATE)
-    lost = [
-        f"{name} has {found} bytes and had {size} when {resume_from.name} was saved: rows are lost"
-        for name, size in sizes.items()
-        if (found := Lines(folder / name).size) < size
-    ]
-    return lost + altered_logs(folder, resume_from, NUMBERS)
+    lost = [_shorter(folder / name, size, resume_from) for name, size in sizes.items()]
+    return list(dict.fromkeys([*filter(None, lost), *altered_logs(folder, resume_from, NUMBERS)]))
+
+
+def _shorter(log: Path, size: int, checkpoint: Path) -> str | None:
+    """Message if a log has fewer bytes than it had."""
+    if (found := Lines(log).size) >= size:
+        return None
+    return f"{log.name} has {found} bytes and had {size} when {checkpoint.name} was saved: rows are lost"
 
 
 def altered_logs(folder: Path, checkpoint: Path, logs: Sequence[str] = LOGS) -> list[str]:
-    """Messages about logs whose bytes are others than when a checkpoint was saved."""
-    known = known_logs(checkpoint)
-    return [
-        f"{name} has other bytes than when {checkpoint.name} was saved: rows are altered"
-        for name in logs
-        if is_altered(folder / name, known.get(name))
-    ]
+    """Messages about logs whose bytes are others than when a checkpoint was saved, or fewer."""
+    found = list[str]()
+    for name, known in known_logs(checkpoint).items():
+        if name in logs and (lost := _shorter(folder / name, known[0], checkpoint)):
+            found.append(lost)
+        elif name in logs and is_altered(folder / name, known):
+            found.append(f"{name} has other bytes than when {checkpoint.name} was saved: rows are altered")
+    return found
 
 
 def missing_rollouts(folder: Path, checkpoint: Path) -> str | None:
