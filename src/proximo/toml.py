@@ -105,7 +105,8 @@ def loads(
     folder: str = "",
 ) -> T:
     """The dataclass `kind` from TOML; `source` names the text in a ConfigError. `finite`: whether to refuse inf and
-    NaN. `code`: which code that it names may be loaded. `folder`: what paths in "file.py:Name" count from; empty: the current folder."""
+    NaN. `code`: which code that it names may be loaded. `folder`: what paths in "file.py:Name" count from; empty: the
+    current folder."""
     try:
         data = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError) as error:

@@ -1,5 +1,5 @@
-"""Every command, on run folders from strangers: nothing outside the folder changes, nothing of it is executed, and there
-is an answer of one line within seconds.
+"""Every command, on run folders from strangers: nothing outside the folder changes, nothing of it is executed, and
+there is an answer of one line within seconds.
 
 Commands and what they take are read from the usage that they are listed by, so that one that is added is tried too.
 """
@@ -213,7 +213,8 @@ def tried(line: list[str], capsys, monkeypatch) -> tuple[int, str]:
     assert "Traceback" not in err, line
     if status == 2:
         error = [each for each in err.splitlines() if each.startswith("error: ") or each.startswith(PROBLEM)]
-        assert error[:1] and error[0].startswith("error: "), err
+        assert error, err
+        assert error[0].startswith("error: "), err
         assert error[-1] == err.splitlines()[-1], err
     return status, err
 
@@ -297,7 +298,9 @@ def test_files_that_are_none_harm_nobody(here, capsys, monkeypatch, command):
             try:
                 tried(line, capsys, monkeypatch)
             except (Exception, TooLong) as error:
-                failures.append(f"{' '.join(line)}, where {name} is {damage.__name__}: {str(error)[:400]!r} {type(error)}")
+                failures.append(
+                    f"{' '.join(line)}, where {name} is {damage.__name__}: {str(error)[:400]!r} {type(error)}"
+                )
         remove(run)
         shutil.copytree("kept", run)
     assert not failures, "\n".join(failures)
@@ -355,10 +358,14 @@ CODE: dict[str, Callable[[dict[str, Any]], None]] = {
     "builtins": ruled({"type": "PythonFunction", "path": "builtins:eval"}),
     "a task's reward": asked(reward={"type": "PythonFunction", "path": "evil.py:function"}),
     "starts": put("task", {"type": "proximo.environments:Starts", "path": "evil.py:Code"}),
-    "another library's environment": played(path="proximo.acting.adapters:Gymnasium", arguments={"modules": ["evil_module"]}),
+    "another library's environment": played(
+        path="proximo.acting.adapters:Gymnasium", arguments={"modules": ["evil_module"]}
+    ),
     "a program": put("sampler", {"type": "Fleet", "python": "./evil"}),
     "arguments of a server": put("sampler", {"type": "Fleet", "arguments": ["--worker-cls", "evil_module.Code"]}),
-    "a judge": ruled({"type": "Judge", "url": "http://127.0.0.1:9/v1", "model": "m", "rubric": "r", "key_variable": "HOME"}),
+    "a judge": ruled(
+        {"type": "Judge", "url": "http://127.0.0.1:9/v1", "model": "m", "rubric": "r", "key_variable": "HOME"}
+    ),
     "a judge's cache": ruled(
         {"type": "Judge", "url": "http://127.0.0.1:9/v1", "model": "m", "rubric": "r", "cache": "mine/home"}
     ),

@@ -1,6 +1,5 @@
 """Reads a run folder at any time: half written, growing, finished or copied from elsewhere."""
 
-import os
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property, lru_cache

@@ -1,5 +1,5 @@
-"""What a config names that executes code or reaches out of the run: known by its form and its key, in any table, so that
-a piece that is added later is covered too."""
+"""What a config names that executes code or reaches out of the run: known by its form and its key, in any table, so
+that a piece that is added later is covered too."""
 
 import hashlib
 import json
@@ -55,7 +55,9 @@ def _named_in(key: str, value: Any, table: Mapping[str, Any], path: str) -> Iter
             for number, item in enumerate(value):
                 yield from _named_in(key, item, table, f"{path}[{number}]")
         case str() if _names_code(key, value, path):
-            yield Named(path, value, hashlib.sha256(json.dumps(table, sort_keys=True, default=str).encode()).hexdigest())
+            yield Named(
+                path, value, hashlib.sha256(json.dumps(table, sort_keys=True, default=str).encode()).hexdigest()
+            )
 
 
 def _names_code(key: str, value: str, path: str) -> bool:
