@@ -46,8 +46,8 @@ class AfterFirst:
         self.model = None
         plain = learner.update
 
-        def update(batch: Batch, *, fresh: bool = False):
-            done = plain(batch, fresh=fresh)
+        def update(batch: Batch, *, fresh: bool, is_silent: bool = False):
+            done = plain(batch, fresh=fresh, is_silent=is_silent)
             if fresh:
                 self.model = frozen_copy(learner.model)
             return done

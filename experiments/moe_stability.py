@@ -37,7 +37,7 @@ from proximo.samplers.embedded import Embedded
 from proximo.samplers.mismatched import Mismatched
 from proximo.tasks import Echo, Split, Task
 from proximo.training.config import EvaluationOptions, RunConfig, TrainingOptions
-from proximo.training.offline.encoding import encode
+from proximo.training.offline.encoding import Limit, encode
 from proximo.training.offline.fitting import FitOptions, fit
 from proximo.training.offline.sft import Supervised, reference_examples
 from proximo.training.records import DataCursor
@@ -113,8 +113,8 @@ def warm_start(folder: Path, steps: int, device: str) -> None:
     model, tokenizer, mistakes = tiny_moe(seed=0), tiny_tokenizer(), Mistakes()
     model.to(device=device)  # pyright: ignore[reportCallIssue]
     options = FitOptions(batch=128, learning_rate=3e-3, warmup_steps=20, evaluate_every=200)
-    train = encode(tokenizer, reference_examples(Careless(TASK), "train", 128 * steps, 1000), 64, mistakes)
-    held_out = encode(tokenizer, reference_examples(Careless(TASK), "held_out", None, 1000), 64, mistakes)
+    train = encode(tokenizer, reference_examples(Careless(TASK), "train", 128 * steps, 1000), Limit(64), mistakes)
+    held_out = encode(tokenizer, reference_examples(Careless(TASK), "held_out", None, 1000), Limit(64), mistakes)
     mistakes.refuse("problems that cannot be encoded:")
     log = RunLog(folder)
     log.start(toml.dumps(options))

@@ -26,7 +26,7 @@ from proximo import toml
 from proximo.data import Example, Mistakes
 from proximo.models.tiny import EOS, PAD, SYMBOLS, UNKNOWN
 from proximo.tasks.guessing import LETTERS, PROMPTS
-from proximo.training.offline.encoding import encode
+from proximo.training.offline.encoding import Limit, encode
 from proximo.training.offline.fitting import FitOptions, fit
 from proximo.training.offline.sft import Supervised
 from proximo.training.runfolder.log import RunLog
@@ -142,8 +142,8 @@ def main() -> None:
     arguments = parser.parse_args()
     tokenizer, mistakes, batch = agent_tokenizer(), Mistakes(), 128
     count = min(batch * arguments.steps, 60_000)
-    train = encode(tokenizer, [example(number, 1000) for number in range(count)], 96, mistakes)
-    held_out = encode(tokenizer, [example(number, 1001) for number in range(500)], 96, mistakes)
+    train = encode(tokenizer, [example(number, 1000) for number in range(count)], Limit(96), mistakes)
+    held_out = encode(tokenizer, [example(number, 1001) for number in range(500)], Limit(96), mistakes)
     mistakes.refuse("examples that cannot be encoded:")
     options = FitOptions(
         batch=batch,

@@ -24,7 +24,7 @@ from proximo.presets import ARITHMETIC
 from proximo.samplers.embedded import local_sampler
 from proximo.tasks import Task
 from proximo.training.config import EvaluationOptions
-from proximo.training.offline.encoding import encode
+from proximo.training.offline.encoding import Limit, encode
 from proximo.training.offline.fitting import FitOptions, fit
 from proximo.training.offline.sft import Supervised, reference_examples
 from proximo.training.rl.evaluate import evaluate
@@ -89,8 +89,8 @@ def main() -> None:
     options = FitOptions(batch=128, learning_rate=2e-3, warmup_steps=20, evaluate_every=250)
     mistakes = Mistakes()
     # Seed 1000: a run with a small seed never meets the same order of problems.
-    train = encode(tokenizer, reference_examples(task, "train", 128 * arguments.steps, 1000), 64, mistakes)
-    held_out = encode(tokenizer, reference_examples(task, "held_out", None, 1000), 64, mistakes)
+    train = encode(tokenizer, reference_examples(task, "train", 128 * arguments.steps, 1000), Limit(64), mistakes)
+    held_out = encode(tokenizer, reference_examples(task, "held_out", None, 1000), Limit(64), mistakes)
     mistakes.refuse("problems that cannot be encoded:")
     log = RunLog(Path(arguments.run))
     log.start(toml.dumps(options))

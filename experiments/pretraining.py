@@ -10,7 +10,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from proximo import toml
 from proximo.data import Example, Mistakes
-from proximo.training.offline.encoding import encode
+from proximo.training.offline.encoding import Limit, encode
 from proximo.training.offline.fitting import FitOptions, fit
 from proximo.training.offline.sft import Supervised
 from proximo.training.runfolder.log import RunLog
@@ -40,7 +40,7 @@ def pretrain(
     """Fine-tune on the lessons in turn, and copy the last checkpoint to `out`."""
     mistakes, checkpoint = Mistakes(), None
     for number, lesson in enumerate(lessons, start=1):
-        rows = [encode(tokenizer, examples, 256, mistakes) for examples in (lesson.train, lesson.held_out)]
+        rows = [encode(tokenizer, examples, Limit(256), mistakes) for examples in (lesson.train, lesson.held_out)]
         mistakes.refuse("examples that cannot be encoded:")
         chosen = {"batch": lesson.batch, "learning_rate": lesson.learning_rate, "epochs": lesson.epochs}
         options = FitOptions(**chosen, warmup_steps=20, evaluate_every=200)

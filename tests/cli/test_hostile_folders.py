@@ -213,7 +213,8 @@ def tried(line: list[str], capsys, monkeypatch) -> tuple[int, str]:
     assert "Traceback" not in err, line
     if status == 2:
         error = [each for each in err.splitlines() if each.startswith("error: ") or each.startswith(PROBLEM)]
-        assert error[:1] and error[0].startswith("error: "), err
+        assert error, err
+        assert error[0].startswith("error: "), err
         assert error[-1] == err.splitlines()[-1], err
     return status, err
 

@@ -108,7 +108,7 @@ def test_a_run_with_a_task_of_ones_own_trains_and_is_read_by_the_others(here, ca
         with pytest.raises(SystemExit):
             main(command)
         (line,) = capsys.readouterr().err.splitlines()
-        assert "not loaded, because it has changed since the run" in line
+        assert "whose code is not what you ran with this run" in line
     with pytest.raises(SystemExit):
         main(["train", *flags])
     assert "task.type (mine.py) has changed since the run began" in capsys.readouterr().err

@@ -90,4 +90,4 @@ def test_a_run_with_pieces_of_ones_own_trains_resumes_and_is_replayed(here, caps
     assert "algorithm.gate.type (my_gate.py) has changed since the run began  (--allow-change" in said
     with pytest.raises(SystemExit):
         main(["replay", "whole", "--step", "2", "--as", "grpo"])
-    assert "not loaded, because it has changed since the run" in capsys.readouterr().err
+    assert "whose code is not what you ran with this run" in capsys.readouterr().err

@@ -59,7 +59,9 @@ def refused_in_a_line_or_read(read: Callable[[str], object], folder: Path) -> No
     assert all(line.startswith("path ") or len(lines) == 1 for line in lines)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(data=st.data())
 def test_any_value_in_any_field_of_a_config_is_read_or_refused(data, model, tmp_path_factory):
     file, reads = data.draw(
@@ -125,7 +127,7 @@ def test_sizes_that_the_weights_do_not_have_are_refused_before_anything_is_built
 
 def test_architectures_may_be_anything():
     for named in (["Evil", 1], "Evil", 3, {}, None):
-        config = type("Config", (), {"architectures": named})()
+        config: Any = type("Config", (), {"architectures": named})()
         assert not has_score(config)
 
 

@@ -10,6 +10,7 @@ import pytest
 import proximo
 from proximo.cli import main
 from proximo.training.runfolder.checkpoints import CHECKPOINTS
+from tests.outside_files import GATE
 
 pytestmark = [
     pytest.mark.usefixtures("small_shipped_model", "ordinary_precision"),
@@ -48,13 +49,6 @@ class Once:
     def step(self, reply):
         return Done(length(reply))
 
-@dataclass(frozen=True)
-class Gate:
-    """As Unclipped."""
-    def __call__(self, log_ratio, logprobs, advantages, mask):
-        from proximo.maths import Unclipped
-        return Unclipped()(log_ratio, logprobs, advantages, mask)
-
 def short(completions, **_):
     return [-length(each) for each in completions]
 '''
@@ -69,7 +63,7 @@ type = "MultiTurn"
 path = "mine.py:Once"
 max_turns = 1
 [algorithm.gate]
-type = "mine.py:Gate"
+type = "mine.py:Ceiling"
 [[rewards.rules]]
 weight = 0.1
 [rewards.rules.reward]
@@ -80,6 +74,7 @@ max_tokens = 3
 [training]
 groups = 2
 group_size = 2
+minibatches = 1
 [evaluation]
 problems = 2
 [checkpoints]
@@ -94,7 +89,7 @@ def begun(tmp_path_factory, small_shipped_model) -> Path:
     here = tmp_path_factory.mktemp("own")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(here)
-        for name, text in {"mine.py": MINE, "helper.py": HELPER, "run.toml": CONFIG}.items():
+        for name, text in {"mine.py": MINE + GATE, "helper.py": HELPER, "run.toml": CONFIG}.items():
             Path(name).write_text(text)
         assert main(["train", "run.toml", "--run", "runs/a"]) == 0
         stop(Path("runs/a"))

@@ -177,7 +177,7 @@ def test_other_arguments_are_another_use():
 def test_files_that_code_executes(tmp_path, monkeypatch):
     """What it imports from beside it counts, also by name and within packages; what is installed does not."""
     texts = {
-        "mine.py": "import os, torch\nimport helper\nfrom pack import part\nimport importlib\nimportlib.import_module('late')",
+        "mine.py": "import os, torch\nimport helper\nfrom pack import part\n__import__('late')",
         "helper.py": "from other import *",
         **dict.fromkeys(("other.py", "late.py", "unused.py", "os.py", "pack/__init__.py", "pack/unused.py"), ""),
         "pack/part.py": "from . import near\nfrom .deep.far import thing",

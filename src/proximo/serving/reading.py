@@ -138,7 +138,7 @@ class Reader:
 def fork(descriptor: int) -> None:
     """The first process: for each socket that arrives, a process that answers there. They end with the server."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for them
-    asking, seconds = ForkingPickler.loads(sys.stdin.buffer.read())
+    asking, seconds = ForkingPickler.loads(sys.stdin.buffer.read())  # pyright: ignore[reportAttributeAccessIssue] (set when imported)
     with socket.socket(fileno=descriptor) as asked:
         while True:
             _, lines, _, _ = socket.recv_fds(asked, 1, 1)

@@ -124,15 +124,24 @@ class Prefix:
         return self._digest.hexdigest()
 
 
+class EndlessLine(UnsafeFile):
+    """A line that does not end."""
+
+    def __init__(self) -> None:
+        super().__init__(f"a line of a log has more than {MAX_LINE >> 20} MiB: restore the file, or remove it")
+        self.strerror = str(self)
+
+
 def whole_lines(file: BinaryIO) -> Iterator[bytes | None]:
     """Complete lines, one at a time; None for each that is too long to be a row. Text after the last newline may still
-    be growing and is left out. UnsafeFile for a line that does not end, as in a file of a size that it only claims."""
+    be growing and is left out. EndlessLine for one that does not
+    end, as in a file of a size that it only claims."""
     while line := file.readline(MAX_ROW):
         is_long, size = not line.endswith(b"\n"), len(line)
         while line and not line.endswith(b"\n"):
             line = file.readline(MAX_ROW)
             if (size := size + len(line)) > MAX_LINE:
-                raise UnsafeFile(f"a file of rows has a line of more than {MAX_LINE >> 20} MiB: restore or remove it")
+                raise EndlessLine
         if line:
             yield None if is_long else line
 

@@ -127,7 +127,7 @@ def unreadable(run: RunFolder) -> dict[str, tuple[int, int] | str]:
         except FileNotFoundError:  # it does not exist yet
             continue
         except OSError as error:
-            found[name] = error.strerror or str(error)
+            found[name] = error.strerror or "it is not a file"
     return found
 
 
