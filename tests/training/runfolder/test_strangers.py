@@ -146,6 +146,20 @@ def test_readers_answer_whatever_is_in_the_place_of_a_file(run, capsys, name):
             continue
 
 
+@pytest.mark.parametrize("step", [-1, 0, 3, 10**400, 2.0, True, "2", []])
+def test_a_checkpoint_is_of_the_step_that_its_folder_names(run, capsys, step):
+    """With another one, training began in the middle of nowhere and ended with a traceback."""
+    unfinished(run)
+    state = run / LAST / "state" / "run_state.json"
+    state.write_text(json.dumps(json.loads(state.read_text()) | {"step": step}))
+    known = {key: value for key, value in read_manifest(run / LAST).items() if key != "files"}
+    (run / LAST / MANIFEST).unlink()
+    _seal(run / LAST, known)
+    assert "and its folder of another" in refused(capsys, *COMMANDS["fork"])
+    with begin(run, toml.dumps(SETTINGS)) as attempt:
+        assert attempt.resume_from == run / CHECKPOINTS / "step-000001"
+
+
 @pytest.mark.parametrize("name", ["{home}/mine/secret", "../mine/secret", "mine", "..", "", "config.toml", "a/b"])
 @pytest.mark.parametrize("command", ["fork", "train"])
 def test_a_checkpoint_names_no_other_files(run, tmp_path, capsys, name, command):

@@ -219,4 +219,7 @@ def read_origin(folder: Path) -> tuple[str, dict[str, int]]:
     facts = read_facts(folder)
     if not isinstance(run := facts.get("run"), str) or "sizes" not in facts:
         raise ValueError(f"{folder / RUN_STATE} does not say whose it is")
+    step, named = facts.get("step"), folder.parent.name.removeprefix("step-")
+    if named.isdecimal() and step is not None and (type(step) is not int or step != int(named)):
+        raise ValueError(f"{folder / RUN_STATE} is of step {quoted(step)}, and its folder of another")
     return run, facts["sizes"]
