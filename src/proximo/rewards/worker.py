@@ -17,7 +17,14 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from importlib.machinery import EXTENSION_SUFFIXES, SOURCE_SUFFIXES, ExtensionFileLoader, FileFinder, SourceFileLoader
+from importlib.machinery import (
+    EXTENSION_SUFFIXES,
+    SOURCE_SUFFIXES,
+    ExtensionFileLoader,
+    FileFinder,
+    ModuleSpec,
+    SourceFileLoader,
+)
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
@@ -204,6 +211,13 @@ class _Source(SourceFileLoader):
         return self.source_to_code(self.get_data(self.path), self.path)
 
 
+class _Finder(FileFinder):
+    """Finds no module that has the name of one of Python's own."""
+
+    def find_spec(self, fullname: str, target: ModuleType | None = None) -> ModuleSpec | None:
+        return None if fullname in sys.stdlib_module_names else super().find_spec(fullname, target)
+
+
 def _finders(folder: str, others: Sequence[str]) -> Callable[[str], FileFinder]:
     """Finds modules in a folder and below it by their source, but not in other folders of sys.path, such as that of
     installed packages."""
@@ -211,7 +225,7 @@ def _finders(folder: str, others: Sequence[str]) -> Callable[[str], FileFinder]:
     def finder(path: str) -> FileFinder:
         if not _is_below(path, folder) or any(_is_below(each, folder) and _is_below(path, each) for each in others):
             raise ImportError
-        return FileFinder(path, (ExtensionFileLoader, EXTENSION_SUFFIXES), (_Source, SOURCE_SUFFIXES))
+        return _Finder(path, (ExtensionFileLoader, EXTENSION_SUFFIXES), (_Source, SOURCE_SUFFIXES))
 
     return finder
 
