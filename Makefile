@@ -30,22 +30,23 @@ imports: .venv/.ready
 
 check: test lint types imports
 
-# Plants small faults in maths/ one by one and shows which test catches each.
+# Plants small faults in losses/ one by one and shows which test catches each.
 mutation: .venv/.ready
 	$(BIN)/python -m tests.mutation
 
 # Holds our losses against TRL's and verl's own functions, each in an environment of its own; writes docs/parity.md.
 parity: .venv/.ready
-	$(BIN)/python -m parity
+	$(BIN)/python -m proximo_lab.parity
 
 # Kills, starves and deceives small runs, and writes docs/reliability.md from what became of them. About 20 minutes.
 faults: .venv/.ready
-	$(BIN)/python -m faults
+	$(BIN)/python -m proximo_lab.faults
 
 # Goes through what new users want, in a fresh environment with the wheel; writes docs/journeys.md. About 20 minutes.
-# Needs nothing from the network but packages. `python -m journeys 7 9` repeats some in the environment that is there.
+# Needs nothing from the network but packages. `python -m proximo_lab.journeys 7 9` repeats some in the environment that
+# is there.
 journeys: .venv/.ready
-	$(BIN)/python -m journeys
+	$(BIN)/python -m proximo_lab.journeys
 
 # Makes real runs and takes the pictures of README and guides from their pages. About ten minutes; needs chromium.
 screenshots: .venv/.ready
@@ -67,6 +68,7 @@ gallery: .venv/.ready
 # `proximo study` lists, from the results in docs/studies.
 pages: .venv/.ready
 	$(BIN)/python -c "from proximo.cli.helping.pages import write_pages; write_pages()"
+	$(BIN)/python -c "from proximo_lab.studies.verdicts import write_verdicts; write_verdicts()"
 
 # Builds site/, the documentation as web pages that need nothing from elsewhere; a broken link fails. About 20 s.
 docs: .venv/.docs
@@ -77,9 +79,9 @@ docs: .venv/.docs
 	$(BIN)/pip install --quiet --disable-pip-version-check -e ".[docs]"
 	@touch $@
 
-.venv/.ready: pyproject.toml
+.venv/.ready: pyproject.toml lab/pyproject.toml
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check -e ".[dev]"
+	$(BIN)/pip install --quiet --disable-pip-version-check -e ".[dev]" -e ./lab
 	@touch $@
 
 clean:

@@ -13,7 +13,7 @@ from pathlib import Path
 from xml.sax.saxutils import escape
 
 import proximo
-from proximo.door.opened import OpenedRun
+from proximo.api.run import OpenedRun
 
 PICTURE = Path(__file__).resolve().parent / "images" / "demo.svg"
 COMMAND = "train --steps 60"

@@ -21,7 +21,7 @@ from real_runs import CODE, DEMO, folder_of_runs, make
 from proximo.insight.folder import RunFolder
 from proximo.insight.lens.lens import look
 from proximo.insight.lens.states import TokenState
-from proximo.training.runfolder.log import METRICS
+from proximo.runs.log import METRICS
 
 IMAGES = Path(__file__).resolve().parent / "images"
 LARGEST = 250_000

@@ -8,7 +8,7 @@ from torch import Tensor
 
 import proximo
 from proximo import Algorithm, Stats, algorithms
-from proximo.maths import ConstantLength, Plan
+from proximo.losses import ConstantLength, Plan
 
 NAMED = {
     name: replace(value, weights=ConstantLength(16)) if isinstance(value.weights, ConstantLength) else value

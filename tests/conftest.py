@@ -11,7 +11,7 @@ import pytest
 if TYPE_CHECKING:
     from proximo.rewards.grading import Grading
 
-pytest_plugins = ["tests.insight.view.browser", "tests.small_models"]
+pytest_plugins = ["tests.insight.page.browser", "tests.small_models"]
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -30,7 +30,7 @@ def pytest_configure(config: pytest.Config) -> None:
     # One thread: the tensors are tiny, and parallel test processes would fight for the cores.
     torch.set_num_threads(1)
     # Where products in bf16 switch oneDNN off for the whole process, that is so before the first test.
-    from proximo.machine import settle_half_products
+    from proximo.system.machine import settle_half_products
 
     settle_half_products()
     # Exactness is judged in float64; tests of float32 and bf16 say so.
@@ -50,14 +50,14 @@ def pytest_collection_finish() -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtestloop() -> None:
     """Processes are forked from what this one is before its first test."""
-    if "tests.processes" in sys.modules:
-        sys.modules["tests.processes"].start_server()
+    if "tests.run_processes" in sys.modules:
+        sys.modules["tests.run_processes"].start_server()
 
 
 @pytest.fixture(scope="session", autouse=True)
 def machine_unmeasured() -> Iterator[None]:
     """Commands do not measure the machine; for the whole session, so that fixtures of modules compute as tests do."""
-    from proximo import machine
+    from proximo.system import machine
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(machine, "machine_for", lambda parameters: machine.Machine.current())
@@ -83,7 +83,7 @@ def disks_are_not_waited_for() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def machine_as_it_stands() -> Iterator[None]:
     """A test that changes the machine's threads does so for itself alone."""
-    from proximo import machine
+    from proximo.system import machine
 
     before = machine.Machine.current()
     yield
@@ -130,7 +130,7 @@ def ordinary_precision() -> Iterator[None]:
 @pytest.fixture
 def signals_are_heard() -> Iterator[None]:
     """A shell's background jobs ignore SIGINT, and so would tests that a script started."""
-    from proximo.training.runfolder.signals import SIGNALS
+    from proximo.runs.signals import SIGNALS
 
     before = {each: signal.getsignal(each) for each in SIGNALS}
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -202,7 +202,7 @@ class _Finder(MetaPathFinder):
 class _Loader(SourceFileLoader):
     def get_code(self, fullname: str) -> CodeType | None:
         source = self.get_data(self.path)
-        if b"proximo.tensor_types import" not in source:
+        if b"proximo.types.tensor_types import" not in source:
             return super().get_code(fullname)
         # In a file of its own: the usual one is the unchecked code's.
         kept = Path(cache_from_source(self.path, optimization="checked"))

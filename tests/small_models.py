@@ -14,9 +14,9 @@ def small_model(tmp_path_factory) -> Path:
     digits now and then: groups have mixed rewards."""
     from proximo.data import DataFile
     from proximo.models import tiny_model, tiny_tokenizer
-    from proximo.training.offline.schedule import FitOptions
-    from proximo.training.offline.sft import SftConfig, sft
-    from proximo.training.runfolder.checkpoints import CHECKPOINTS, saved
+    from proximo.runs.checkpoints import CHECKPOINTS, saved
+    from proximo.supervised.schedule import FitOptions
+    from proximo.supervised.sft import SftConfig, sft
 
     root = tmp_path_factory.mktemp("small")
     tiny_model(hidden=32, layers=2, heads=2, kv_heads=1, intermediate=64).save_pretrained(root / "new")

@@ -13,12 +13,12 @@ from proximo.insight.lens.layout import Layout
 from proximo.insight.lens.lens import look
 from proximo.insight.lens.steps import Step, read_step
 from proximo.learner.guard import Skipped, Update
-from proximo.maths.pieces.ratios import CurrentPolicy
+from proximo.losses.pieces.ratios import CurrentPolicy
 from proximo.models import tiny_tokenizer
 from proximo.models.tokens.spelling import Spelling
-from proximo.samplers import SamplingOptions
-from proximo.training.config import RunConfig, TrainingOptions
-from proximo.training.runfolder.rollouts import rollout_table, write_rollouts
+from proximo.rl.config import RunConfig, TrainingOptions
+from proximo.runs.rollouts import rollout_table, write_rollouts
+from proximo.samplers.sampler import SamplingOptions
 from proximo.types import Batch, Completion, Grade, Group, Problem, Rollout, Stats
 from tests import fixture
 

@@ -8,16 +8,16 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from proximo import toml
 from proximo.algorithms import Algorithm
+from proximo.config import toml
 from proximo.insight.folder import RunFolder
 from proximo.learner.guard import Update
-from proximo.maths.crediting import advantages
+from proximo.losses.advantage_inputs import advantages
 from proximo.models.tokens.spelling import Spelling
-from proximo.training.config import RunConfig
-from proximo.training.runfolder.ledger import Entry
-from proximo.training.runfolder.log import RunLog
-from proximo.training.runfolder.rollouts import rollout_table
+from proximo.rl.config import RunConfig
+from proximo.runs.ledger import Entry
+from proximo.runs.log import RunLog
+from proximo.runs.rollouts import rollout_table
 from proximo.types import Batch, Completion, Grade, Group, Message, Problem, Rollout, Stats, Turn
 
 

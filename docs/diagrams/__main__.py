@@ -10,7 +10,7 @@ import torch
 from drawing import Panel, Point, arrow, box, picture, words
 
 from proximo.algorithms import DAPO, GRPO, GSPO, PPO, SAPO, Algorithm
-from proximo.maths.pieces.protocols import GateProtocol
+from proximo.losses.pieces.protocols import GateProtocol
 
 IMAGES = Path(__file__).resolve().parents[1] / "images"
 WIDTH = 860

@@ -47,42 +47,38 @@ in its own help, and docs/guides/python.md goes through them.
 import importlib as _importlib
 import typing as _typing
 
-from proximo.version import __version__
+from proximo.system.version import __version__
 
 if _typing.TYPE_CHECKING:
-    from proximo import presets, rewards, tasks
-    from proximo.acting import Done, Environment, Observation
+    from proximo import rewards, tasks
     from proximo.algorithms import DAPO, GRPO, GSPO, PPO, SAPO, Algorithm, UnusualChoice
+    from proximo.api.comparing import compare
+    from proximo.api.evaluating import evaluate
+    from proximo.api.export.export import Exported, export
+    from proximo.api.export.merging import Merged, merge
+    from proximo.api.forking import fork
+    from proximo.api.planning import plan
+    from proximo.api.run import OpenedRun, TrainedRun, open_run
+    from proximo.api.stages import dpo, reward_model, sft
+    from proximo.api.training import config_for, task_of, train
     from proximo.data import DataFile
-    from proximo.door.comparing import compare
-    from proximo.door.evaluating import evaluate
-    from proximo.door.forking import fork
-    from proximo.door.opened import OpenedRun, TrainedRun, open_run
-    from proximo.door.planning import plan
-    from proximo.door.stages import dpo, reward_model, sft
-    from proximo.door.training import config_for, task_of, train
-    from proximo.environments import MultiTurn
-    from proximo.exporting.export import Exported, export
-    from proximo.exporting.merging import Merged, merge
-    from proximo.maths.crediting import advantages
-    from proximo.maths.objective import policy_loss
+    from proximo.environments import Done, Environment, Observation
+    from proximo.environments.kinds import MultiTurn
+    from proximo.losses.advantage_inputs import advantages
+    from proximo.losses.objective import policy_loss
     from proximo.models.adapters.lora import Lora
-    from proximo.samplers import SamplingOptions
-    from proximo.tracking.sending import Sent, track
-    from proximo.training.config import (
-        CheckpointOptions,
-        EvaluationOptions,
-        RunConfig,
-        TrainingOptions,
-        ValueOptions,
-    )
-    from proximo.training.offline.dpo import DpoConfig
-    from proximo.training.offline.fitting import FitOptions, Fitted
-    from proximo.training.offline.reward_model import RewardModelConfig
-    from proximo.training.offline.sft import SftConfig
-    from proximo.training.records import Evaluation
-    from proximo.training.reward_mix import RewardMix, RewardModel, WeightedRule
-    from proximo.training.rl.result import RunResult
+    from proximo.recipes import presets
+    from proximo.rl.config import EvaluationOptions, RunConfig, TrainingOptions, ValueOptions
+    from proximo.rl.result import RunResult
+    from proximo.rl.reward_config import RewardMix, RewardModel, WeightedRule
+    from proximo.runs.options import CheckpointOptions
+    from proximo.runs.records import Evaluation
+    from proximo.runs.tracking.sending import Sent, track
+    from proximo.samplers.sampler import SamplingOptions
+    from proximo.supervised.dpo import DpoConfig
+    from proximo.supervised.fitting import FitOptions, Fitted
+    from proximo.supervised.reward_model import RewardModelConfig
+    from proximo.supervised.sft import SftConfig
     from proximo.types import Stats
 
 __all__ = [
@@ -143,36 +139,82 @@ __all__ = [
     "train",
 ]
 
-_ROOMS = ("presets", "rewards", "tasks")
-"""Modules that are names of the door themselves."""
+_ROOMS = {"presets": "recipes.presets", "rewards": "rewards", "tasks": "tasks"}
+"""Modules that are names of the package themselves."""
 
 _WHERE = {
-    "acting": ("Done", "Environment", "Observation"),
-    "algorithms": ("DAPO", "GRPO", "GSPO", "PPO", "SAPO", "Algorithm", "UnusualChoice"),
+    "algorithms": (
+        "DAPO",
+        "GRPO",
+        "GSPO",
+        "PPO",
+        "SAPO",
+        "Algorithm",
+        "UnusualChoice",
+    ),
+    "api.comparing": ("compare",),
+    "api.evaluating": ("evaluate",),
+    "api.export.export": (
+        "Exported",
+        "export",
+    ),
+    "api.export.merging": (
+        "Merged",
+        "merge",
+    ),
+    "api.forking": ("fork",),
+    "api.planning": ("plan",),
+    "api.run": (
+        "OpenedRun",
+        "TrainedRun",
+        "open_run",
+    ),
+    "api.stages": (
+        "dpo",
+        "reward_model",
+        "sft",
+    ),
+    "api.training": (
+        "config_for",
+        "task_of",
+        "train",
+    ),
     "data": ("DataFile",),
-    "door.comparing": ("compare",),
-    "door.evaluating": ("evaluate",),
-    "door.forking": ("fork",),
-    "door.opened": ("OpenedRun", "TrainedRun", "open_run"),
-    "door.planning": ("plan",),
-    "door.stages": ("dpo", "reward_model", "sft"),
-    "door.training": ("config_for", "task_of", "train"),
-    "environments": ("MultiTurn",),
-    "exporting.export": ("Exported", "export"),
-    "exporting.merging": ("Merged", "merge"),
-    "maths.crediting": ("advantages",),
-    "maths.objective": ("policy_loss",),
+    "environments": (
+        "Done",
+        "Environment",
+        "Observation",
+    ),
+    "environments.kinds": ("MultiTurn",),
+    "losses.advantage_inputs": ("advantages",),
+    "losses.objective": ("policy_loss",),
     "models.adapters.lora": ("Lora",),
-    "samplers": ("SamplingOptions",),
-    "tracking.sending": ("Sent", "track"),
-    "training.config": ("CheckpointOptions", "EvaluationOptions", "RunConfig", "TrainingOptions", "ValueOptions"),
-    "training.offline.dpo": ("DpoConfig",),
-    "training.offline.fitting": ("FitOptions", "Fitted"),
-    "training.offline.reward_model": ("RewardModelConfig",),
-    "training.offline.sft": ("SftConfig",),
-    "training.records": ("Evaluation",),
-    "training.reward_mix": ("RewardMix", "RewardModel", "WeightedRule"),
-    "training.rl.result": ("RunResult",),
+    "rl.config": (
+        "EvaluationOptions",
+        "RunConfig",
+        "TrainingOptions",
+        "ValueOptions",
+    ),
+    "rl.result": ("RunResult",),
+    "rl.reward_config": (
+        "RewardMix",
+        "RewardModel",
+        "WeightedRule",
+    ),
+    "runs.options": ("CheckpointOptions",),
+    "runs.records": ("Evaluation",),
+    "runs.tracking.sending": (
+        "Sent",
+        "track",
+    ),
+    "samplers.sampler": ("SamplingOptions",),
+    "supervised.dpo": ("DpoConfig",),
+    "supervised.fitting": (
+        "FitOptions",
+        "Fitted",
+    ),
+    "supervised.reward_model": ("RewardModelConfig",),
+    "supervised.sft": ("SftConfig",),
     "types": ("Stats",),
 }
 
@@ -180,7 +222,7 @@ _WHERE = {
 def __getattr__(name: str) -> "_typing.Any":
     """Names are imported when they are first asked for: torch takes seconds, and help needs none of it."""
     if name in _ROOMS:
-        return _importlib.import_module(f"proximo.{name}")
+        return _importlib.import_module(f"proximo.{_ROOMS[name]}")
     module = next((module for module, names in _WHERE.items() if name in names), None)
     if module is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -11,20 +11,20 @@ from types import SimpleNamespace
 
 import pytest
 
-from proximo import toml
 from proximo.algorithms import GSPO, UnusualChoice
 from proximo.cli import main
+from proximo.config import toml
 from proximo.insight.folder import RunFolder
-from proximo.maths import Clip
+from proximo.losses import Clip
 from proximo.models import load_model, prompt_tokens, tiny_model, tiny_tokenizer
-from proximo.plain_text import visible
-from proximo.presets import PRESETS
+from proximo.recipes.presets import PRESETS
 from proximo.rewards import FormatReward, PythonFunction
-from proximo.samplers import SamplingOptions
+from proximo.rl.config import EvaluationOptions, RunConfig
+from proximo.rl.reward_config import RewardMix, WeightedRule
 from proximo.samplers.embedded import EmbeddedSampler
+from proximo.samplers.sampler import SamplingOptions
+from proximo.system.safe_text import visible
 from proximo.tasks import Arithmetic, Echo, File
-from proximo.training.config import EvaluationOptions, RunConfig
-from proximo.training.reward_mix import RewardMix, WeightedRule
 
 TINY = ["--task.held-out", "20", "--evaluation.problems", "4", "--sampling.max-tokens", "3"]
 TINY_EVAL = ["--task.type", "Arithmetic", "--task.held-out", "20", "--problems", "4", "--sampling.max-tokens", "3"]
@@ -265,7 +265,7 @@ def test_sft_that_fails_on_the_way_says_what_is_left(folder, tmp_path, capsys, m
     def full(*_):
         raise ValueError("no room for a checkpoint")
 
-    monkeypatch.setattr("proximo.training.offline.fitting.save", full)
+    monkeypatch.setattr("proximo.supervised.fitting.save", full)
     (tmp_path / "sums.jsonl").write_text(SUMS)
     arguments = ["sft", str(tmp_path / "sums.jsonl"), "--model", folder, "--data.held-out", "0.3"]
     assert main([*arguments, "--run", str(tmp_path / "run")]) == 1

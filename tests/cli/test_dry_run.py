@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from proximo import toml
 from proximo.cli import main
-from proximo.environments import MultiTurn
+from proximo.config import toml
+from proximo.environments.kinds import MultiTurn
 from proximo.models import loading, tiny_model, tiny_tokenizer
 from proximo.planning import cards
+from proximo.recipes.pipeline import PipelineConfig
 from proximo.rewards import ExactMatch, FormatReward
+from proximo.rl.config import RunConfig
+from proximo.rl.preflight import estimate
 from proximo.tasks import File, Mixture
-from proximo.training.config import RunConfig
-from proximo.training.pipeline import PipelineConfig
-from proximo.training.preflight import estimate
 
 SMALL = {"hidden": 32, "layers": 2, "heads": 2, "kv_heads": 1, "intermediate": 64}
 
@@ -237,5 +237,5 @@ def test_data_for_an_environment_that_rewards_need_no_answers(folder, tmp_path, 
     assert config.task.reward is None
     assert config.environment == MultiTurn("tests.environments.worlds:Parity", max_turn_tokens=3)
     with pytest.raises(SystemExit):  # tools reward nothing
-        main([*command, "--environment.tools", "proximo.worlds:calculate", "--dry-run"])
+        main([*command, "--environment.tools", "proximo.environments.examples:calculate", "--dry-run"])
     assert "with no answers in" in capsys.readouterr().err

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from proximo import toml
 from proximo.cli import main
-from proximo.training.config import RunConfig
-from tests.processes import Script
+from proximo.config import toml
+from proximo.rl.config import RunConfig
+from tests.run_processes import Script
 
 ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
 SECONDS = 120
@@ -69,7 +69,7 @@ def test_a_narrow_dumb_terminal_without_colours_or_utf8():
 
 BOTH = """
 import functools, sys
-from proximo import machine
+from proximo.system import machine
 from proximo.cli import main
 machine.readings = functools.cache(machine.readings)  # where nothing can be kept, each command would measure
 status = main(["train", "--dry-run"])

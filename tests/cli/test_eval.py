@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from proximo import toml
+from proximo.api.evaluating import task_name
 from proximo.cli import main
-from proximo.door.evaluating import task_name
+from proximo.config import toml
 from proximo.models import tiny_model, tiny_tokenizer
 from proximo.rewards import ExactMatch
-from proximo.samplers import SamplingOptions
+from proximo.rl.config import EvaluationOptions, RunConfig
+from proximo.samplers.sampler import SamplingOptions
 from proximo.tasks import Echo, File, Mixture, Source
-from proximo.training.config import EvaluationOptions, RunConfig
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +91,7 @@ def test_models_of_other_tasks_are_asked_the_same(run: Path, tmp_path: Path, cap
     ],
 )
 def test_eval_refuses_before_a_model_is_loaded(flags: list[str], complaint: str, run: Path, capsys, monkeypatch):
-    monkeypatch.setattr("proximo.door.evaluating.open_model", None)
+    monkeypatch.setattr("proximo.api.evaluating.open_model", None)
     with pytest.raises(SystemExit):
         main(["eval", str(run), *flags])
     assert complaint in capsys.readouterr().err

@@ -5,17 +5,18 @@ from functools import cached_property
 
 import pytest
 
-from proximo import toml
 from proximo.algorithms import DAPO, GRPO, KL_COV, PPO, VAPO, Algorithm
 from proximo.cli import main
 from proximo.cli.configs import base_config
 from proximo.cli.flags import as_flags, changed
-from proximo.maths import EntropyBonus, KlReward, SoftOverlong, TokenTruncated, ValueLoss
-from proximo.presets import PRESETS
+from proximo.config import toml
+from proximo.losses import EntropyBonus, KlReward, SoftOverlong, TokenTruncated, ValueLoss
+from proximo.recipes.presets import PRESETS
 from proximo.rewards import ExactMatch, FormatReward, PythonFunction
+from proximo.rl.config import RunConfig, ValueOptions
+from proximo.rl.reward_config import RewardMix, RewardModel, WeightedRule
+from proximo.runs.options import CheckpointOptions
 from proximo.tasks import File
-from proximo.training.config import CheckpointOptions, RunConfig, ValueOptions
-from proximo.training.reward_mix import RewardMix, RewardModel, WeightedRule
 
 EXTRAS = "ValueLoss, EntropyBonus, PositiveNll, RouterBalance"
 FULL = replace(KL_COV, shape=SoftOverlong(), correct=TokenTruncated(), kl=GRPO.kl, extra=EntropyBonus())

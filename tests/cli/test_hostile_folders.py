@@ -19,17 +19,17 @@ from typing import Any
 
 import pytest
 
-from proximo import toml
 from proximo.cli import COMMANDS, LOAD_CODE, USAGE, WITHOUT_RUNS, main
+from proximo.config import toml
+from proximo.config.toml_text import table_lines
 from proximo.insight.folder import RunFolder
-from proximo.insight.view import overview
+from proximo.insight.page import overview
 from proximo.models import loading
-from proximo.storage.folders import MANIFEST, _seal, read_manifest
-from proximo.storage.opening import remove
-from proximo.toml_lines import table_lines
-from proximo.training.runfolder.checkpoints import CHECKPOINTS
-from tests.tracking.folders import MINE
-from tests.training.runfolder.test_resume import config, trained
+from proximo.runs.checkpoints import CHECKPOINTS
+from proximo.system.folders import MANIFEST, _seal, read_manifest
+from proximo.system.opening import remove
+from tests.runs.test_resume import config, trained
+from tests.runs.tracking.folders import MINE
 
 pytestmark = [
     pytest.mark.usefixtures("small_shipped_model", "ordinary_precision"),
@@ -143,8 +143,8 @@ def here(whole, tmp_path, monkeypatch) -> Iterator[Path]:
     monkeypatch.setenv("HOME", str(mine / "home"))
     monkeypatch.setenv("PROXIMO_DATA_HOME", str(tmp_path / "data"))  # where nothing is remembered
     monkeypatch.setattr("proximo.serving.server.server", lambda *_, **__: Ending())
-    monkeypatch.setattr("proximo.insight.view.server.server", lambda *_, **__: Ending())
-    for place in ("evil.py", "evil_module.py", "run/evil.py", "proximo.worlds:evil.py"):
+    monkeypatch.setattr("proximo.insight.page.server.server", lambda *_, **__: Ending())
+    for place in ("evil.py", "evil_module.py", "run/evil.py", "proximo.environments.examples:evil.py"):
         (tmp_path / place).write_text(EVIL.format(marker=str(tmp_path / "EXECUTED")))
     yield tmp_path
     sys.modules.pop("evil_module", None)
@@ -342,7 +342,13 @@ def asked(**fields: Any) -> Callable[[dict[str, Any]], None]:
     return put("task", {"type": "File", "path": "run/rows.jsonl", "held_out": 2, **fields})
 
 
-NAMES = ("evil.py:Code", "run/evil.py:Code", "evil_module:Code", "./evil.py:Code", "proximo.worlds:evil.py:Code")
+NAMES = (
+    "evil.py:Code",
+    "run/evil.py:Code",
+    "evil_module:Code",
+    "./evil.py:Code",
+    "proximo.environments.examples:evil.py:Code",
+)
 CODE: dict[str, Callable[[dict[str, Any]], None]] = {
     **{f"task {name}": put("task", {"type": name}) for name in NAMES},
     **{f"sampler {name}": put("sampler", {"type": name}) for name in NAMES[:3]},
@@ -350,16 +356,16 @@ CODE: dict[str, Callable[[dict[str, Any]], None]] = {
     **{f"environment {name}": played(path=name) for name in NAMES},
     "an environment's class": put("environment", {"type": "evil.py:Code"}),
     "tools": played(tools=["evil.py:function"]),
-    "tools of the package's": played(tools=["proximo.worlds:evil.py:function"]),
+    "tools of the package's": played(tools=["proximo.environments.examples:evil.py:function"]),
     "a reward": ruled({"type": "PythonFunction", "path": "evil.py:function"}),
     "a reward's class": ruled({"type": "evil.py:Code"}),
     "a reward that is a module": ruled({"type": "PythonFunction", "path": "evil_module:function"}),
     "a reward of Python's": ruled({"type": "PythonFunction", "path": "os:system"}),
     "builtins": ruled({"type": "PythonFunction", "path": "builtins:eval"}),
     "a task's reward": asked(reward={"type": "PythonFunction", "path": "evil.py:function"}),
-    "starts": put("task", {"type": "proximo.environments:Starts", "path": "evil.py:Code"}),
+    "starts": put("task", {"type": "proximo.environments.kinds:Starts", "path": "evil.py:Code"}),
     "another library's environment": played(
-        path="proximo.acting.adapters:Gymnasium", arguments={"modules": ["evil_module"]}
+        path="proximo.environments.adapters:Gymnasium", arguments={"modules": ["evil_module"]}
     ),
     "a program": put("sampler", {"type": "Fleet", "python": "./evil"}),
     "arguments of a server": put("sampler", {"type": "Fleet", "arguments": ["--worker-cls", "evil_module.Code"]}),

@@ -2,10 +2,10 @@
 
 import pytest
 
-from proximo import toml
 from proximo.algorithms import DAPO
 from proximo.cli import main
-from proximo.training.config import RunConfig
+from proximo.config import toml
+from proximo.rl.config import RunConfig
 
 
 @pytest.fixture

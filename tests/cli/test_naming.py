@@ -5,17 +5,17 @@ import sys
 
 import pytest
 
+from proximo.api.evaluating import EvalConfig
 from proximo.cli import main
 from proximo.cli.helping.flag_names import unknown_flag
 from proximo.cli.naming import DEMO, first_line
 from proximo.cli.parsing import flags_of
 from proximo.data import DataFile
-from proximo.door.evaluating import EvalConfig
-from proximo.presets import ARITHMETIC, PRESETS
-from proximo.training.config import RunConfig
-from proximo.training.offline.dpo import DpoConfig
-from proximo.training.offline.reward_model import RewardModelConfig
-from proximo.training.offline.sft import SftConfig
+from proximo.recipes.presets import ARITHMETIC, PRESETS
+from proximo.rl.config import RunConfig
+from proximo.supervised.dpo import DpoConfig
+from proximo.supervised.reward_model import RewardModelConfig
+from proximo.supervised.sft import SftConfig
 from tests.cli.test_bad_inputs import refusal
 
 CONFIGS = {

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from proximo import toml
 from proximo.algorithms import DAPO, SAPO
 from proximo.cli import main
 from proximo.cli.flags import changed
-from proximo.training.config import RunConfig
+from proximo.config import toml
+from proximo.rl.config import RunConfig
 from tests.outside_files import REWARD, TASK
 
 NEEDY = TASK.replace('letters: str = "ab"', "letters: str\n    times: int\n    scale: float")

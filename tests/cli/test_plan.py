@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 
 import proximo
-from proximo import toml
 from proximo.cli import main
+from proximo.config import toml
 from proximo.models import loading, tiny_model
 from proximo.models.adapters.lora import Lora
 from proximo.planning import cards

@@ -5,9 +5,9 @@ import shlex
 
 import pytest
 
-from proximo.cli.serve import ServeOptions, first_lines, served_name
+from proximo.cli.commands.serve import ServeOptions, first_lines, served_name
 from proximo.models import tiny_tokenizer
-from proximo.serving.asking import Asking
+from proximo.serving.requests import Asking
 
 
 @pytest.mark.parametrize(

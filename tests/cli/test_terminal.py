@@ -9,11 +9,11 @@ from rich.console import Console
 
 from proximo.cli import flags, main
 from proximo.cli.output.live import LiveView
-from proximo.plain_text import quoted, visible
-from proximo.redacting import masked, without_secrets
-from proximo.training.records import Collected, DataCursor, Evaluation
-from proximo.training.rl.progress import Lines
-from proximo.training.runfolder.log import RunLog
+from proximo.rl.progress import Lines
+from proximo.runs.log import RunLog
+from proximo.runs.records import Collected, DataCursor, Evaluation
+from proximo.system.safe_text import quoted, visible
+from proximo.system.secrets import masked, without_secrets
 from proximo.types import Completion, Grade, Group, Problem, Rollout
 
 HOSTILE = {

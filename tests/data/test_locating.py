@@ -14,7 +14,7 @@ from pyarrow import ipc, parquet
 
 from proximo.data import Mistakes, read_rows
 from proximo.data.locating import data_files, data_name, hub_data, split_patterns
-from proximo.training.runfolder.config_changes import fingerprints
+from proximo.runs.config_changes import fingerprints
 
 ROWS = [{"question": "7+5?\nNow.", "answer": "12"}, {"question": 'say "é"', "answer": "a,b"}]
 COMMIT = "740312add88f781978c0658806c59bc2815b9866"

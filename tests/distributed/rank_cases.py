@@ -17,13 +17,13 @@ from proximo.learner.learner import Learner
 from proximo.learner.lora import LoraPolicy
 from proximo.learner.options import LearnerOptions, RoutingReplay
 from proximo.learner.policy import PlainPolicy, Policy
-from proximo.maths.pieces.divergences import KlLoss
-from proximo.maths.pieces.extras import RouterBalance
+from proximo.losses.pieces.divergences import KlLoss
+from proximo.losses.pieces.extras import RouterBalance
 from proximo.models import tiny_model
 from proximo.models.adapters.lora import Lora
 from proximo.models.tiny import tiny_moe
 from proximo.models.values import OwnLayers, OwnModel, TrunkHead, ValueForm, value_model
-from proximo.training.rl.assemble import assemble
+from proximo.rl.assemble import assemble
 from proximo.types import Completion, Grade, Group, Problem, Rollout
 
 Holding = Callable[[PlainPolicy], Policy]
@@ -137,9 +137,9 @@ def make_groups(count: int, *, seed: int) -> list[Group]:
 
 
 def main(folder: Path, shard: int, names: list[str]) -> None:
-    from proximo.distributed.following import Crew
     from proximo.distributed.mesh import Mesh
     from proximo.distributed.policy import ShardedPolicy
+    from proximo.distributed.rank_group import Crew
 
     torch.set_num_threads(1)
     mesh = Mesh.join(device="cpu", timeout=60.0, shard=shard)

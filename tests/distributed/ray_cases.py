@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 from proximo.distributed import launching, on_ray
-from proximo.training.ranks import Ranks
+from proximo.learner.ranks import Ranks
 
 RANK = """
 import os, pathlib, sys, time

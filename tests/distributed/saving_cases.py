@@ -11,13 +11,13 @@ from pathlib import Path
 
 import torch
 
-from proximo.distributed.following import Crew
 from proximo.distributed.mesh import Mesh
 from proximo.distributed.policy import ShardedPolicy
+from proximo.distributed.rank_group import Crew
 from proximo.learner.learner import Learner
 from proximo.learner.named_tensors import STATE
 from proximo.models.sampled import logprobs_of
-from proximo.training.rl.assemble import assemble
+from proximo.rl.assemble import assemble
 from tests.distributed.rank_cases import CASES, build, make_groups
 
 

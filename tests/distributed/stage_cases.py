@@ -13,16 +13,16 @@ from pathlib import Path
 import torch
 
 from proximo.data import DataFile
-from proximo.distributed.conducting import OnRanks, StageConfig, without_data
-from proximo.distributed.following import Crew
 from proximo.distributed.mesh import Mesh
+from proximo.distributed.rank0 import OnRanks, StageConfig, without_data
+from proximo.distributed.rank_group import Crew
 from proximo.models import tiny_model, tiny_tokenizer
 from proximo.models.adapters.lora import Lora
-from proximo.training.offline.dpo import DpoConfig, dpo
-from proximo.training.offline.reward_model import RewardModelConfig, train_reward_model
-from proximo.training.offline.schedule import FitOptions
-from proximo.training.offline.sft import SftConfig, sft
-from proximo.training.offline.stage_model import HoldsStages
+from proximo.supervised.dpo import DpoConfig, dpo
+from proximo.supervised.reward_model import RewardModelConfig, train_reward_model
+from proximo.supervised.schedule import FitOptions
+from proximo.supervised.sft import SftConfig, sft
+from proximo.supervised.stage_model import HoldsStages
 
 FIT = FitOptions(batch=5, learning_rate=1e-3, epochs=2.0, token_budget=40, save_every=1, warmup_steps=0)
 """Batches that are dealt unevenly, and several micro-batches in each."""

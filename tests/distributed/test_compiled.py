@@ -1,16 +1,16 @@
 """Layers in shards are compiled between the hooks that gather their weights, once for all of them."""
 
-from tests.processes import Script
+from tests.run_processes import Script
 
 COMPILED = """
 import torch
 from torch._dynamo.testing import CompileCounterWithBackend
-from proximo.distributed.following import Crew
+from proximo.distributed.rank_group import Crew
 from proximo.distributed.mesh import Mesh
 from proximo.distributed.policy import ShardedPolicy
 from proximo.models import compiling, scoring
 from proximo.models.packing.attention import decoder_layers
-from proximo.training.rl.assemble import assemble
+from proximo.rl.assemble import assemble
 from tests.distributed.rank_cases import CASES, build, make_groups
 
 counter, compile = CompileCounterWithBackend("aot_eager"), torch.compile

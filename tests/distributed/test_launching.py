@@ -9,17 +9,17 @@ from typing import Any
 import pytest
 
 from proximo import train
+from proximo.api.planning import _fit_on_ranks
 from proximo.cli import main
 from proximo.distributed import launching
 from proximo.distributed.launching import launch
-from proximo.door.planning import _fit_on_ranks
-from proximo.fleet.options import Fleet
+from proximo.learner.ranks import Ranks
 from proximo.planning.cards import Card
 from proximo.planning.shapes import read_shape
+from proximo.rl.config import RunConfig
 from proximo.samplers.embedded import Embedded
-from proximo.storage.locks import FolderLock
-from proximo.training.config import RunConfig
-from proximo.training.ranks import Ranks
+from proximo.samplers.engines.options import Fleet
+from proximo.system.locks import FolderLock
 
 SOURCE = Path(launching.__file__).parents[1]
 BEGIN = "import os, pathlib, sys, time; rank = int(os.environ['RANK']); seen = pathlib.Path(sys.argv[1]); "

@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from proximo.distributed.on_ray import starting
-from proximo.training.ranks import Ranks
+from proximo.learner.ranks import Ranks
 from tests.ray_clusters import run_cases
 
 

@@ -7,15 +7,15 @@ import pytest
 import torch
 from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
 
-from proximo.distributed.following import Crew
 from proximo.distributed.mesh import Mesh
 from proximo.distributed.policy import ShardedPolicy
+from proximo.distributed.rank_group import Crew
 from proximo.learner.lora import LoraPolicy
 from proximo.learner.options import LearnerOptions
 from proximo.learner.policy import PlainPolicy
 from proximo.models import tiny_model, with_precision
 from proximo.models.adapters.lora import Lora
-from proximo.training.rl.assemble import assemble
+from proximo.rl.assemble import assemble
 from tests.distributed.rank_cases import CASES, build, make_groups, run_case
 
 QUICK = ("ppo_layers", "broken")

@@ -7,9 +7,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from proximo.distributed.following import Crew
 from proximo.distributed.mesh import Mesh
 from proximo.distributed.policy import ShardedPolicy
+from proximo.distributed.rank_group import Crew
 from proximo.learner.learner import Learner
 from proximo.learner.named_tensors import PARTS, STATE, read_tensors
 from tests.distributed.groups import start_group

@@ -7,9 +7,9 @@ import torch
 from proximo.distributed.shares import batch_shares, row_shares, trimmed, update_shares
 from proximo.learner.gradients import UpdateRows
 from proximo.learner.passes import Passes
-from proximo.maths.plans import Plan
-from proximo.training.ranks import deal
-from proximo.training.rl.assemble import to_batch
+from proximo.learner.ranks import deal
+from proximo.losses.token_weights import Plan
+from proximo.rl.assemble import to_batch
 from tests.distributed.rank_cases import make_groups
 
 

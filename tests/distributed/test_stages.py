@@ -10,10 +10,10 @@ from safetensors.torch import load_file
 
 from proximo.distributed.mesh import Mesh
 from proximo.distributed.stages import dealt, smallest, with_idle
-from proximo.training.offline.encoding import Encoded
-from proximo.training.offline.schedule import FitOptions
-from proximo.training.offline.sft import SftConfig
-from proximo.training.ranks import Ranks
+from proximo.learner.ranks import Ranks
+from proximo.supervised.encoding import Encoded
+from proximo.supervised.schedule import FitOptions
+from proximo.supervised.sft import SftConfig
 from tests.distributed import stage_cases
 from tests.distributed.groups import start_group
 

@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 
 from transformers import PreTrainedTokenizerBase
 
-from proximo.environments import Ask, MultiTurn, Question, play
+from proximo.environments.kinds import Ask, MultiTurn, Question, play
 from proximo.models import problem_tokens
-from proximo.samplers import SamplingOptions, Stream
+from proximo.samplers.sampler import SamplingOptions, Stream
 from proximo.types import Completion, Problem, Request
 
 

@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from proximo.acting.adapters.trl import SEED, environment_of, started
-from proximo.environments import MultiTurn, Starts
+from proximo.environments.adapters.trl import SEED, environment_of, started
+from proximo.environments.kinds import MultiTurn, Starts
 from proximo.environments.tool_calls import schema_of
 from proximo.rewards.grading import Grading
 from proximo.types import Problem
 from tests.environments.chat_templates import chat_tokenizer
 from tests.environments.scripted import played
 
-GYM = "proximo.acting.adapters.gymnasium:Gymnasium"
+GYM = "proximo.environments.adapters.gymnasium:Gymnasium"
 ASKED = Problem("1", ({"role": "user", "content": "What?"},), "7")
 
 
@@ -151,7 +151,7 @@ def test_verifiers_is_imported_once_and_not_in_every_episode(tmp_path, monkeypat
         (tmp_path / name).write_text(text)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("IMPORTS", str(tmp_path / "imports"))
-    environment = MultiTurn("proximo.acting.adapters.verifiers:Verifiers", {"taskset": "their_tasks"})
+    environment = MultiTurn("proximo.environments.adapters.verifiers:Verifiers", {"taskset": "their_tasks"})
     problems = [Problem(str(number), ASKED.prompt, None, {"task": 0}) for number in range(2)]
     with Grading().active() as grading:
         found, _ = played(
@@ -168,7 +168,7 @@ def test_verifiers_is_imported_once_and_not_in_every_episode(tmp_path, monkeypat
 
 TIME = """
 import sys
-from proximo.acting.adapters.mcp import tools_of
+from proximo.environments.adapters.mcp import tools_of
 globals().update(tools_of(sys.executable, "-m", "mcp_server_time"))
 """
 
@@ -298,7 +298,7 @@ ECHO = """
 import sys
 sys.path.insert(0, {folder!r})
 import my_env.server.app  # once: episodes fork
-from proximo.acting.adapters.openenv import OpenEnv
+from proximo.environments.adapters.openenv import OpenEnv
 """
 
 
@@ -328,7 +328,7 @@ def test_an_environment_that_openenv_makes_is_played(tmp_path: Path, workers):
 
 def test_a_field_of_an_observation_that_is_not_there_is_named():
     pytest.importorskip("openenv.core")
-    from proximo.acting.adapters.openenv import OpenEnv
+    from proximo.environments.adapters.openenv import OpenEnv
 
     with pytest.raises(ValueError, match="give the address of a server, or an app"):
         OpenEnv()
@@ -362,10 +362,12 @@ def guesses(key: int, sample: int, turn: int) -> str:
 
 def test_a_game_that_ships_with_verifiers_is_played(workers, word_list):
     """Hangman of textarena, by the environment that verifiers has for it."""
-    from proximo.acting.adapters.verifiers import rows
+    from proximo.environments.adapters.verifiers import rows
 
     environment = MultiTurn(
-        "proximo.acting.adapters.verifiers:Verifiers", {"taskset": "textarena", "game": "Hangman-v0"}, seconds=120.0
+        "proximo.environments.adapters.verifiers:Verifiers",
+        {"taskset": "textarena", "game": "Hangman-v0"},
+        seconds=120.0,
     )
     [row] = rows("textarena", 1, game="Hangman-v0")
     problem = Problem("1", tuple(row["prompt"]), None, {"task": row["task"]})
@@ -392,12 +394,12 @@ def test_a_server_of_verifiers_plays_with_the_policy(workers, word_list):
     """The same game: the server runs the program of its harness, which needs uv, and asks the policy through it."""
     if shutil.which("uv") is None:
         pytest.skip("the harness is started by uv, which is not installed")
-    from proximo.acting.adapters.verifiers_server import served_rows
+    from proximo.environments.adapters.verifiers_server import served_rows
 
     address = f"ipc://{word_list}/server"
     server = subprocess.Popen([sys.executable, "-c", SERVE.replace("ipc://server", address)], start_new_session=True)
     try:
-        place = "proximo.acting.adapters.verifiers_server:VerifiersServer"
+        place = "proximo.environments.adapters.verifiers_server:VerifiersServer"
         environment = MultiTurn(place, {"address": address}, seconds=300.0)
         [row] = served_rows("textarena", 1, game="Hangman-v0")
         problem = Problem("1", tuple(row["prompt"]), None, {"task_data": row["task_data"]})

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from transformers import AddedToken
 
-from proximo.environments import MultiTurn
+from proximo.environments.kinds import MultiTurn
 from proximo.environments.tool_calls import spoken
 from proximo.rewards.grading import Grading
 from proximo.types import Message, Problem
@@ -52,7 +52,7 @@ def test_a_call_in_a_thought_without_an_end_is_not_made():
     assert roles(chat_tokenizer("qwen"), f"<think>I could ask {HERMES_CALL}") == ["assistant"]
 
 
-@pytest.mark.filterwarnings("ignore::proximo.environments.extending.RewrittenTurns")
+@pytest.mark.filterwarnings("ignore::proximo.environments.append_turn.RewrittenTurns")
 def test_a_thought_that_the_prompt_has_begun_is_one():
     tokenizer = chat_tokenizer("qwen")
     tokenizer.chat_template = SMOLLM.replace("<|im_start|>assistant\n'", "<|im_start|>assistant\n<think>\n'")

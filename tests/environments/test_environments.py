@@ -8,16 +8,16 @@ import pytest
 
 from proximo import presets
 from proximo.algorithms import DAPO, GRPO
-from proximo.environments import Ask, Interaction, MultiTurn, Question, SingleTurn, played
+from proximo.environments.kinds import Ask, Interaction, MultiTurn, Question, SingleTurn, played
 from proximo.models import tiny_model, tiny_tokenizer
-from proximo.samplers import SamplingOptions, Stream
+from proximo.rl.collect import Collector
+from proximo.rl.config import EvaluationOptions, TrainingOptions
+from proximo.rl.evaluate import evaluate
+from proximo.runs.records import DataCursor
 from proximo.samplers.embedded import EmbeddedSampler
+from proximo.samplers.sampler import SamplingOptions, Stream
 from proximo.tasks.arithmetic import Arithmetic
 from proximo.tasks.protocol import begin_grading
-from proximo.training.config import EvaluationOptions, TrainingOptions
-from proximo.training.records import DataCursor
-from proximo.training.rl.collect import Collector
-from proximo.training.rl.evaluate import evaluate
 from proximo.types import Completion, Grade, Problem, Request
 
 TOKENIZER = tiny_tokenizer()
@@ -193,8 +193,8 @@ def test_a_sampler_that_returns_no_version_is_named(sampler):
 
 def test_the_unit_of_length_penalties_is_what_pays():
     task = Arithmetic()
-    tools = MultiTurn(tools=("proximo.worlds:calculate",))
-    game = MultiTurn("proximo.worlds:NumberGuessing")
+    tools = MultiTurn(tools=("proximo.environments.examples:calculate",))
+    game = MultiTurn("proximo.environments.examples:NumberGuessing")
     declared = replace(game, reward_range=(-1.0, 3.0))
     config = replace(presets.ARITHMETIC, algorithm=DAPO, task=task)
     units = [replace(config, environment=each).penalty_unit for each in (SingleTurn(), tools, game, declared)]
@@ -210,6 +210,6 @@ def test_a_task_that_waits_for_its_grades_still_does_with_tools():
         def begin(self, problems, completions):
             return lambda: [Grade(0.5)] * len(completions)
 
-    task = played(Waits(chat=True), MultiTurn(tools=("proximo.worlds:calculate",)), tiny_tokenizer())
+    task = played(Waits(chat=True), MultiTurn(tools=("proximo.environments.examples:calculate",)), tiny_tokenizer())
     waiting = begin_grading(task, [Problem("1", "1+1=", "2")], [Completion((), (), "2", "stop")])
     assert waiting() == [Grade(0.5)]

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from transformers import PreTrainedTokenizerBase
 
-from proximo.environments import Ask, MultiTurn, Question, play
+from proximo.environments.kinds import Ask, MultiTurn, Question, play
 from proximo.models import problem_tokens, tiny_tokenizer
 from proximo.models.loading import load_tokenizer
 from proximo.models.shipped import resolve
 from proximo.rewards.grading import Grading
-from proximo.samplers import SamplingOptions, Stream
+from proximo.samplers.sampler import SamplingOptions, Stream
 from proximo.types import Completion, Problem, Request
 from tests.environments.chat_templates import ENDS, TEMPLATES
 from tests.environments.scripted import Scripted
@@ -101,7 +101,7 @@ def real_tokenizer(family: str) -> PreTrainedTokenizerBase:
 def test_a_thousand_episodes_keep_every_sampled_token(family):
     tokenizer = real_tokenizer(family)
     sampler = Wild(tokenizer, CALLS[family], seed=7)
-    environment = MultiTurn(tools=("proximo.worlds:calculate",), max_turns=5)
+    environment = MultiTurn(tools=("proximo.environments.examples:calculate",), max_turns=5)
     problem = Problem("1", ({"role": "user", "content": "What is 6*7?"},), "42")
     asked = environment.prepared(problem, tokenizer)
     tokens = problem_tokens(tokenizer, asked)

@@ -2,8 +2,8 @@
 
 import pytest
 
-from proximo.environments import MultiTurn, SingleTurn
 from proximo.environments.given import given_environment
+from proximo.environments.kinds import MultiTurn, SingleTurn
 from tests.environments.worlds import Broken, Counting, Lucky, add
 
 HERE = "tests.environments.worlds"

@@ -13,17 +13,17 @@ from unittest.mock import ANY
 
 import pytest
 
-from proximo import toml
-from proximo.acting import hosts
-from proximo.acting.instance import Instance, allowed
-from proximo.environments import MultiTurn
+from proximo.config import toml
+from proximo.environments import episode_pool
 from proximo.environments.episodes import Episode
+from proximo.environments.instance import Instance, allowed
+from proximo.environments.kinds import MultiTurn
 from proximo.environments.protocol import Question
 from proximo.environments.tool_calls import HERMES, call_format, schema_of
 from proximo.models import problem_tokens, tiny_tokenizer
-from proximo.rewards.failures import GraderFailed
+from proximo.processes.failures import GraderFailed
 from proximo.rewards.grading import Grading
-from proximo.training.config import RunConfig
+from proximo.rl.config import RunConfig
 from proximo.types import Completion, Problem, Request, Turn
 from tests.environments.chat_templates import TEMPLATES, chat_tokenizer
 from tests.environments.scripted import played
@@ -251,7 +251,7 @@ def test_one_episode_that_hangs_takes_no_other_with_it(workers):
 
 
 def test_calls_that_share_a_core_have_the_time_of_all_of_them(workers, monkeypatch):
-    monkeypatch.setattr(hosts, "cores", lambda: 1)
+    monkeypatch.setattr(episode_pool, "cores", lambda: 1)
     [siblings], _ = played(MultiTurn(f"{HERE}:Slow", seconds=1.0), TOKENIZER, say, ASKED[:1], samples=4)
     assert not failures(workers)
     assert [each.earned for each in siblings] == [1.0] * 4
@@ -288,7 +288,7 @@ def test_a_megabyte_is_cut_and_what_is_forked_is_killed(workers):
     played(MultiTurn(f"{HERE}:Broken", {"how": "fork"}, seconds=2.0), TOKENIZER, say, ASKED[:1])
     workers.close()
     left = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
-    assert not [line for line in left.splitlines() if "acting/worker.py" in line and str(sys.executable) in line]
+    assert not [line for line in left.splitlines() if "environments/worker.py" in line and str(sys.executable) in line]
     assert not failures(workers)
 
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from proximo.environments import Starts
+from proximo.environments.kinds import Starts
 
 
 @dataclass

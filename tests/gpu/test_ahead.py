@@ -7,13 +7,13 @@ import pytest
 import torch
 
 from proximo.algorithms import GRPO
-from proximo.samplers import SamplingOptions
+from proximo.samplers.sampler import SamplingOptions
 from proximo.samplers.mismatched import Mismatched
-from proximo.training.config import EvaluationOptions, RunConfig, TrainingOptions
-from proximo.training.rl.progress import Lines
-from proximo.training.rl.run import Run
-from proximo.training.rl.train import train
-from proximo.training.staleness import AheadOptions
+from proximo.rl.config import EvaluationOptions, RunConfig, TrainingOptions
+from proximo.rl.progress import Lines
+from proximo.rl.run import Run
+from proximo.rl.train import train
+from proximo.rl.config import AheadOptions
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 

@@ -17,7 +17,7 @@ from proximo.models.values import OwnLayers, OwnModel, value_model
 from proximo.learner.learner import Learner
 from proximo.learner.memory import MAX_TOKENS
 from proximo.learner.policy import PlainPolicy
-from proximo.training.rl.assemble import assemble
+from proximo.rl.assemble import assemble
 from proximo.types import Completion, Grade, Group, Problem, Rollout
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]

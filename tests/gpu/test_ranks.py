@@ -5,17 +5,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from proximo.distributed.conducting import OnRanks
-from proximo.distributed.following import Crew
+from proximo.distributed.rank0 import OnRanks
+from proximo.distributed.rank_group import Crew
 from proximo.distributed.mesh import Mesh
 from proximo.distributed.policy import ShardedPolicy
-from proximo.fleet.options import Fleet
+from proximo.samplers.engines.options import Fleet
 from proximo.models import load_model, tiny_model, tiny_tokenizer, with_precision
 from proximo.models.adapters.lora import Lora
 from proximo.samplers.embedded import Embedded
-from proximo.training.building import build_learner
-from proximo.training.config import RunConfig
-from proximo.training.ranks import Ranks
+from proximo.rl.build import build_learner
+from proximo.rl.config import RunConfig
+from proximo.learner.ranks import Ranks
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 

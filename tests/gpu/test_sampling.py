@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from proximo.models import score, tiny_model, tiny_tokenizer
-from proximo.samplers import SamplingOptions
+from proximo.samplers.sampler import SamplingOptions
 from proximo.samplers.embedded import EmbeddedSampler
 from proximo.samplers.embedded.attention import PAGE, pages_for, plain_attention, work_items
 from proximo.types import Request

@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 import pytest
 import torch
 
-from proximo.maths.pieces.gates import Clip, SoftGate
+from proximo.losses.pieces.gates import Clip, SoftGate
 from tests import ROOT
 
 IMAGES = ROOT / "docs/images"

@@ -34,7 +34,7 @@ def test_nothing_asks_which_class_a_piece_is():
     pieces = {
         node.name
         for path in FILES
-        if path.parent == SOURCE / "maths" / "pieces" and path.stem not in ("protocols", "traits")
+        if path.parent == SOURCE / "losses" / "pieces" and path.stem not in ("protocols", "traits")
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.ClassDef)
     }
@@ -63,7 +63,7 @@ def test_importing_the_library_loads_torch_and_nothing_else_heavy():
 import sys
 for name in ("tyro", "rich", "jaxtyping", "beartype", "transformers", "pyarrow"):
     sys.modules[name] = None
-import proximo, proximo.maths
+import proximo, proximo.losses
 assert proximo.policy_loss and proximo.advantages
 """
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
@@ -98,7 +98,7 @@ def test_the_constraints_leave_room_for_what_extras_need():
 
 def test_what_loads_no_model_imports_no_model_code():
     """Reading and showing runs takes half the time and 100 MB less without transformers' model code."""
-    script = "import sys, proximo.insight.view.server, proximo.door.opened\nassert 'transformers' not in sys.modules"
+    script = "import sys, proximo.insight.page.server, proximo.api.run\nassert 'transformers' not in sys.modules"
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
 

@@ -9,8 +9,8 @@ import proximo
 SOURCE = Path(proximo.__file__).parent
 LOADS = {
     "pieces.py": "asks its caller's `load`, which is that of the config's reader",
-    "trust/permission.py": "asks first",
-    "tracking/named.py": "named on the command line",
+    "config/trust/permission.py": "asks first",
+    "runs/tracking/named.py": "named on the command line",
     "environments/starts.py": "of a config that was admitted",
     "environments/tool_calls.py": "of a config that was admitted",
     "environments/multi_turn.py": "of a config that was admitted",

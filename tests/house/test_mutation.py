@@ -11,7 +11,7 @@ SOURCE = ROOT / "src" / "proximo"
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: f"{fault.file}: {fault.what}")
 def test_each_fault_has_its_place(fault):
-    text = (SOURCE / (fault.file if "/" in fault.file else f"maths/{fault.file}")).read_text()
+    text = (SOURCE / (fault.file if "/" in fault.file else f"losses/{fault.file}")).read_text()
     assert text.count(fault.right) == 1
     assert fault.wrong != fault.right
 

@@ -1,4 +1,4 @@
-"""Files of run folders are opened in one way: by the functions of storage/opening.py, which trust nothing."""
+"""Files of run folders are opened in one way: by the functions of system/opening.py, which trust nothing."""
 
 import ast
 import re
@@ -38,54 +38,52 @@ TENSORS = {"load_file", "save_file", "safe_open"}
 NAMES = re.compile("|".join(sorted({"open", "replace", "rename", *METHODS, *TABLES, *TENSORS, *FUNCTIONS})))
 
 ELSEWHERE = {
-    "bench": "measures in folders of its own",
     "cli/helping": "pages that ship with the package, written by its maintainers",
     "data": "files that the user names",
     "distributed/launching.py": "notes in a temporary folder of its own",
     "distributed/on_ray.py": "/proc",
     "distributed/saving.py": "a checkpoint that is being written, in a folder that has just been made",
-    "fleet": "temporary folders of its own",
+    "samplers/engines": "temporary folders of its own",
     "models": "folders of models",
-    "planning/cluster/published.py": "a page of the documentation, written by its maintainers",
     "rewards/processes.py": "/proc",
     "rewards/worker.py": "/proc",
-    "acting/worker.py": "/dev/null",
-    "sandbox": "the cage of a program",
-    "tracking/adapters": "a tracker's own file, in the tracker's own folder",
-    "insight/view/files.py": "the page's own files",
-    "machine.py": "/proc, and readings in the user's own cache",
-    "outside.py": "code that the user names",
+    "environments/worker.py": "/dev/null",
+    "processes/sandbox": "the cage of a program",
+    "runs/tracking/adapters": "a tracker's own file, in the tracker's own folder",
+    "insight/page/files.py": "the page's own files",
+    "system/machine.py": "/proc, and readings in the user's own cache",
+    "config/plugins.py": "code that the user names",
     "serving/server.py": "the page's own files",
-    "toml.py": "a config that the user names; bounded there",
-    "version.py": "this package",
+    "config/toml.py": "a config that the user names; bounded there",
+    "system/version.py": "this package",
 }
 """What is no run folder, with what it is; keep it short."""
 LINES = {
     "cli/__init__.py": ("open(os.devnull",),
-    "door/machines.py": ("folder.glob(",),
+    "api/threads.py": ("folder.glob(",),
     "insight/charts/pages.py": ("(folder / name)",),  # our own styles
     "insight/compare/forkserver.py": ("open(os.devnull",),
     "insight/doctor/damage.py": ("folder.rglob(",),  # stamps alone
     "insight/report/settings.py": ("facts.run.path.iterdir()",),  # names and sizes alone
-    "insight/view/bundle/writing.py": ("STATIC",),
-    "storage/locks.py": ("os.open(path.parent", "self.path.parent.rmdir()", "/proc/"),
-    "storage/scratch.py": ("tempfile.gettempdir()", "shutil.rmtree("),
-    "tracking/readings.py": ("path.read_text(",),  # /proc
-    "storage/memory.py": ("/proc/self/statm",),
+    "insight/page/bundle/writing.py": ("STATIC",),
+    "system/locks.py": ("os.open(path.parent", "self.path.parent.rmdir()", "/proc/"),
+    "system/scratch.py": ("tempfile.gettempdir()", "shutil.rmtree("),
+    "runs/tracking/readings.py": ("path.read_text(",),  # /proc
+    "system/memory.py": ("/proc/self/statm",),
     "learner/named_tensors.py": ("save_file(", "load_file(check_file("),
-    "training/preflight/estimate.py": ("Path(limit).read_text()",),  # /sys
-    "training/runfolder/config_changes.py": ("glob.glob(",),
+    "rl/preflight/estimate.py": ("Path(limit).read_text()",),  # /sys
+    "runs/config_changes.py": ("glob.glob(",),
     "cli/commands/doctor.py": ("folder.glob(",),  # names alone
-    "door/comparing.py": ("path.iterdir()",),  # names alone, here and below
-    "door/refusing.py": ("path.iterdir()",),
-    "exporting/export.py": ("target.iterdir()",),
-    "exporting/merging.py": ("folder.iterdir()",),
+    "api/comparing.py": ("path.iterdir()",),  # names alone, here and below
+    "api/validate.py": ("path.iterdir()",),
+    "api/export/export.py": ("target.iterdir()",),
+    "api/export/merging.py": ("folder.iterdir()",),
     "cli/output/static_page.py": ("out.iterdir()", "out.rglob("),
     "insight/compare/comparison_folder.py": ("self.folder.iterdir()",),
-    "training/runfolder/forking.py": ("folder.iterdir()",),
+    "runs/forking.py": ("folder.iterdir()",),
     "insight/folder.py": ("folder.iterdir()",),
-    "storage/folders.py": ("folder.rglob(", "os.open(path, os.O_RDONLY | FILE)", "path.rmdir()"),
-    "storage/opening.py": ("os.", "shutil.rmtree(path.name, dir_fd="),
+    "system/folders.py": ("folder.rglob(", "os.open(path, os.O_RDONLY | FILE)", "path.rmdir()"),
+    "system/opening.py": ("os.", "shutil.rmtree(path.name, dir_fd="),
 }
 
 
@@ -123,7 +121,7 @@ def test_files_of_run_folders_are_opened_in_one_way():
         if any(name == known or name.startswith(f"{known}/") for known in ELSEWHERE):
             continue
         wrong += [each for each in offences(path) if not any(known in each for known in LINES.get(name, ()))]
-    assert wrong == [], "use storage/opening.py: " + "\n".join(wrong)
+    assert wrong == [], "use system/opening.py: " + "\n".join(wrong)
 
 
 def test_exceptions_are_needed():

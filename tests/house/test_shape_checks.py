@@ -10,14 +10,14 @@ import torch
 from beartype.roar import BeartypeCallHintViolation
 from jaxtyping import TypeCheckError
 
-from proximo.maths.pieces.weights import SequenceMean
-from proximo.training.records import Assembled
+from proximo.losses.pieces.weights import SequenceMean
+from proximo.runs.records import Assembled
 from tests.shape_checks import _Loader, with_checks
 
 SOURCE = """
 from dataclasses import dataclass
 from torch import Tensor
-from proximo.tensor_types import Float
+from proximo.types.tensor_types import Float
 
 class Piece:
     @property

@@ -8,10 +8,10 @@ from typing import Any
 import yaml
 
 from proximo import Lora, RunConfig, ValueOptions, WeightedRule
-from proximo.fleet.options import Fleet
 from proximo.rewards import PythonFunction
-from proximo.studies.designs import STUDIES
+from proximo.samplers.engines.options import Fleet
 from proximo.tasks import File
+from proximo_lab.studies.designs import STUDIES
 from tests import ROOT
 
 MADE = {"index.md", "contributing.md", "changelog.md", "reference/python.md", "reference/command-line.md"}

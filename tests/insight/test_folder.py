@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from proximo.health.history import in_order
 from proximo.insight.doctor.checkup import check_up
 from proximo.insight.folder import RunFolder, find_runs
-from proximo.storage.locks import FolderLock
+from proximo.runs.health.history import in_order
+from proximo.system.locks import FolderLock
 
 
 def run_folder(path: Path, *rows: dict) -> RunFolder:
@@ -90,7 +90,7 @@ def test_a_run_is_running_while_its_owner_lives(tmp_path):
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="the states of processes are Linux's")
 def test_a_process_that_has_ended_and_was_not_waited_for_is_not_running(tmp_path):
     run = run_folder(tmp_path / "a")
-    code = "import sys; from pathlib import Path; from proximo.storage.locks import FolderLock\n"
+    code = "import sys; from pathlib import Path; from proximo.system.locks import FolderLock\n"
     code += "lock = FolderLock(Path(sys.argv[1])); print(flush=True); input()"
     pipe = subprocess.PIPE
     with subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "a")], stdin=pipe, stdout=pipe) as owner:

@@ -11,15 +11,15 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 import proximo
-from proximo.cli.results.watch import drawn
+from proximo.cli.commands.watch import drawn
 from proximo.insight.doctor.checkup import check_up, summary
 from proximo.insight.folder import RunFolder
+from proximo.insight.page import overview, reader, timeline
 from proximo.insight.report import gather, render
-from proximo.insight.view import overview, reader, timeline
-from proximo.insight.watching import look
-from proximo.tracking.position import Position
-from proximo.tracking.source import Source
-from proximo.training.runfolder.resume import begin
+from proximo.insight.terminal import look
+from proximo.runs.session import begin
+from proximo.runs.tracking.position import Position
+from proximo.runs.tracking.source import Source
 
 HUGE = 10**400
 SCALARS = st.one_of(

@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 
 import proximo
-from proximo import toml
 from proximo.cli import main
+from proximo.config import toml
 from proximo.insight.doctor.checkup import check_up
 from proximo.insight.folder import RunFolder
+from proximo.insight.page.overview import about, summary
 from proximo.insight.report.facts import gather
 from proximo.insight.report.settings import configuration
-from proximo.insight.view.overview import about, summary
-from proximo.training.config import RunConfig
-from proximo.training.runfolder.resume import begin
+from proximo.rl.config import RunConfig
+from proximo.runs.session import begin
 from tests.outside_files import TASK
 
 LOUD = "import builtins\nbuiltins.executed = True\n" + TASK

@@ -7,14 +7,14 @@ import pytest
 
 from proximo.algorithms import GRPO
 from proximo.insight.folder import RunFolder
+from proximo.insight.lens.explanations import why
 from proximo.insight.lens.lens import look
 from proximo.insight.lens.replay import FIVE, chosen, compared, token_table
 from proximo.insight.lens.turns import counted, place_in_words, read_turns, starts, turns_of_tokens
-from proximo.insight.lens.words import why
+from proximo.insight.page import reader
 from proximo.insight.report import gather, render, summary
-from proximo.insight.view import reader
 from proximo.types import Turn
-from tests.insight.view.browser import append
+from tests.insight.page.browser import append
 from tests.stored import Asked, Said, store
 
 PIECES = ["add(1,", " 2)", "<end>", "<tool>", "3", "<tool>", "Error", "<end>", "it is ", "3", "<end>"]

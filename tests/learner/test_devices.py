@@ -15,20 +15,20 @@ from proximo.data import Mistakes
 from proximo.learner.learner import Learner
 from proximo.learner.options import LearnerOptions
 from proximo.learner.policy import PlainPolicy
-from proximo.maths import KlLoss, RouterBalance
-from proximo.maths.pairwise import BradleyTerry, Dpo
+from proximo.losses import KlLoss, RouterBalance
+from proximo.losses.pairwise import BradleyTerry, Dpo
 from proximo.models import compiling, scoring, tiny_model, tiny_moe
 from proximo.models.packing.attention import NAME
 from proximo.models.reward_models import completion_scores
 from proximo.models.values import OwnLayers, OwnModel, TrunkHead, ValueForm, value_model
+from proximo.rl.assemble import assemble, to_batch
 from proximo.samplers.embedded import decoding
-from proximo.training.offline.dpo import Preferences
-from proximo.training.offline.encoding import Encoded, Prepared
-from proximo.training.offline.fitting import FitOptions
-from proximo.training.offline.reference import compute_reference, summed_logprobs
-from proximo.training.offline.reward_model import Judgement
-from proximo.training.offline.sft import Supervised
-from proximo.training.rl.assemble import assemble, to_batch
+from proximo.supervised.dpo import Preferences
+from proximo.supervised.encoding import Encoded, Prepared
+from proximo.supervised.fitting import FitOptions
+from proximo.supervised.reference import compute_reference, summed_logprobs
+from proximo.supervised.reward_model import Judgement
+from proximo.supervised.sft import Supervised
 from proximo.types import Completion, Grade, Group, Problem, Rollout
 from tests.learner.two_devices import GPU, Mixed, TwoDevices
 

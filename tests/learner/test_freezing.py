@@ -6,17 +6,17 @@ from dataclasses import replace
 import pytest
 import torch
 
-from proximo import toml
 from proximo.algorithms import GRPO
+from proximo.config import toml
 from proximo.learner.freezing import frozen_names
 from proximo.learner.learner import Learner
 from proximo.learner.options import LearnerOptions
 from proximo.learner.policy import PlainPolicy
 from proximo.models import tiny_model
 from proximo.models.adapters.lora import Lora
-from proximo.training.config import RunConfig, TrainingOptions
-from proximo.training.rl.assemble import assemble
-from proximo.training.runfolder.config_changes import differences
+from proximo.rl.assemble import assemble
+from proximo.rl.config import RunConfig, TrainingOptions
+from proximo.runs.config_changes import differences
 from tests.learner.test_values import groups
 
 

@@ -20,18 +20,18 @@ from proximo.learner.learner import Learner
 from proximo.learner.memory import explaining_memory, is_out_of_memory, smaller_passes
 from proximo.learner.options import LearnerOptions
 from proximo.learner.policy import PlainPolicy
-from proximo.maths import GeometricRejection, KeepAll
+from proximo.losses import GeometricRejection, KeepAll
 from proximo.models import tiny_model, tiny_tokenizer
 from proximo.models.compiling import checkpoint_on_host, checkpoints
 from proximo.models.packing.attention import body, decoder_layers
-from proximo.samplers import SamplingOptions
+from proximo.rl.assemble import assemble
+from proximo.rl.config import EvaluationOptions, RunConfig, TrainingOptions
+from proximo.rl.progress import Lines
+from proximo.rl.run import Run
+from proximo.rl.train import train
+from proximo.runs.evidence import skipped_updates
+from proximo.samplers.sampler import SamplingOptions
 from proximo.tasks.arithmetic import Arithmetic
-from proximo.training.config import EvaluationOptions, RunConfig, TrainingOptions
-from proximo.training.rl.assemble import assemble
-from proximo.training.rl.progress import Lines
-from proximo.training.rl.run import Run
-from proximo.training.rl.train import train
-from proximo.training.runfolder.evidence import skipped_updates
 from proximo.types import Batch, Completion, Grade, Group, Problem, Rollout
 from tests.policies import plain
 
@@ -220,7 +220,7 @@ def test_what_is_masked_may_hold_anything(algorithm: Algorithm, value: float):
 
 
 def test_the_controller_of_the_kl_does_not_take_what_is_not_finite():
-    from proximo.maths import AdaptiveKl, KlReward
+    from proximo.losses import AdaptiveKl, KlReward
 
     trainer = learner(replace(PPO, shape=KlReward(0.1, controller=AdaptiveKl(target=1.0, horizon=4))))
     trainer.adapt_kl(math.nan, 4)

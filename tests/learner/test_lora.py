@@ -15,22 +15,22 @@ from torch.testing import assert_close
 
 from proximo import presets
 from proximo.algorithms import GRPO, PPO
-from proximo.door.training import train
+from proximo.api.training import train
 from proximo.learner.learner import Learner
 from proximo.learner.lora import LoraPolicy
 from proximo.learner.options import LearnerOptions
 from proximo.learner.passes import Passes
-from proximo.maths import KlLoss
+from proximo.losses import KlLoss
 from proximo.models import score, tiny_model, tiny_moe, tiny_tokenizer, with_precision
 from proximo.models.adapters.lora import Lora, adapter_off, adapter_parameters, add_lora, merge
 from proximo.models.adapters.targets import names_for_peft, target_layers
 from proximo.models.compiling import checkpoint_layers
 from proximo.models.packing.attention import NAME, hidden_states
 from proximo.models.values import OwnLayers, TrunkHead, value_model
-from proximo.samplers import SamplingOptions
-from proximo.samplers.embedded import EmbeddedSampler, captured
-from proximo.training.config import EvaluationOptions
-from proximo.training.rl.assemble import assemble, to_batch
+from proximo.rl.assemble import assemble, to_batch
+from proximo.rl.config import EvaluationOptions
+from proximo.samplers.embedded import EmbeddedSampler, cuda_graphs
+from proximo.samplers.sampler import SamplingOptions
 from proximo.types import Request
 from tests.learner.test_moe import small_moe
 from tests.learner.test_values import groups
@@ -196,7 +196,7 @@ def test_all_layers_with_an_adapter_compile_as_one_graph():
     """As on a GPU, with nothing left to Python: one graph with the adapter and one without it, however often."""
     model, _ = adapted(small())
     torch._dynamo.reset()
-    compiled = torch.compile(captured._layer, fullgraph=True, backend="eager")
+    compiled = torch.compile(cuda_graphs._layer, fullgraph=True, backend="eager")
     tokens, positions = torch.tensor([[3, 9, 4]]), torch.arange(3)[None]
     before, counts = counters["stats"]["unique_graphs"], []
     with torch.no_grad():

@@ -26,10 +26,10 @@ from proximo.learner.policy import PlainPolicy
 from proximo.models import tiny_model
 from proximo.models.packing.attention import body
 from proximo.models.values import OwnModel, value_model
-from proximo.presets import ARITHMETIC
-from proximo.training.preflight import estimate
-from proximo.training.preflight.estimate import parameter_bytes
-from proximo.training.rl.assemble import to_batch
+from proximo.recipes.presets import ARITHMETIC
+from proximo.rl.assemble import to_batch
+from proximo.rl.preflight import estimate
+from proximo.rl.preflight.estimate import parameter_bytes
 from proximo.types import Batch, Completion, Grade, Group, Problem, Rollout
 from tests.policies import plain
 

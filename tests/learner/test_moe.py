@@ -12,17 +12,17 @@ from transformers import MixtralConfig, MixtralForCausalLM, Qwen3MoeConfig, Qwen
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeTopKRouter, load_balancing_loss_func
 
 from proximo.algorithms import GRPO, GSPO
-from proximo.explain.formula import objective
+from proximo.algorithms.formula import objective
 from proximo.learner.experts import drift_stats, routing_metrics
 from proximo.learner.learner import Learner
 from proximo.learner.options import LearnerOptions
 from proximo.learner.policy import PlainPolicy
-from proximo.maths import Clip, EntropyBonus, RouterBalance
+from proximo.losses import Clip, EntropyBonus, RouterBalance
 from proximo.models import load_model, load_tokenizer, score, supports_packing, tiny_model, tiny_moe, tiny_tokenizer
 from proximo.models.routing import needed_routers, routers
-from proximo.samplers import SamplingOptions
+from proximo.rl.assemble import assemble, to_batch
 from proximo.samplers.embedded import EmbeddedSampler
-from proximo.training.rl.assemble import assemble, to_batch
+from proximo.samplers.sampler import SamplingOptions
 from proximo.types import Batch, Completion, Grade, Group, Problem, Request, Rollout
 from tests.models.test_scoring import exact, furthest, gradients, ragged, scored, switch_checkpoints_on
 

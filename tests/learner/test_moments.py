@@ -7,9 +7,9 @@ from torch.testing import assert_close
 
 from proximo.learner.moments import InBlocks, shape_of
 from proximo.learner.optimizer import Optimizer
-from proximo.learner.rates import Moments
+from proximo.learner.schedule import Moments
 from proximo.planning.holdings import component
-from proximo.training.preflight.estimate import Held, parameter_bytes
+from proximo.rl.preflight.estimate import Held, parameter_bytes
 
 NAMES = ["matrix", "bias"]
 

@@ -12,9 +12,9 @@ from proximo.learner.optimizer import Optimizer
 from proximo.learner.options import LearnerOptions
 from proximo.learner.policy import PlainPolicy
 from proximo.models import score, tiny_model, with_precision
-from proximo.training.config import TrainingOptions
-from proximo.training.offline.schedule import FitOptions
-from proximo.training.runfolder.config_changes import differences
+from proximo.rl.config import TrainingOptions
+from proximo.runs.config_changes import differences
+from proximo.supervised.schedule import FitOptions
 
 
 def weights(dtype: torch.dtype, size: int = 300, seed: int = 0) -> list[nn.Parameter]:

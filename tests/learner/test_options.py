@@ -7,9 +7,9 @@ from dataclasses import fields
 import pytest
 
 from proximo.learner.options import LearnerOptions
-from proximo.training.config import TrainingOptions
+from proximo.rl.config import TrainingOptions
 
-BELOW = {"algorithms", "machine", "maths", "models", "storage", "tensor_types", "types", "version"}
+BELOW = {"algorithms", "losses", "models", "system", "types"}
 """Rooms that the learner stands on."""
 IMPORT = """
 import pkgutil, sys

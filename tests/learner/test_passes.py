@@ -15,11 +15,11 @@ from proximo.learner.memory import checkpoint_models
 from proximo.learner.options import LearnerOptions
 from proximo.learner.passes import Passes
 from proximo.learner.policy import PlainPolicy
-from proximo.maths import EntropyBonus, RouterBalance
+from proximo.losses import EntropyBonus, RouterBalance
 from proximo.models import Scores, routing, score_rows, tiny_model
 from proximo.models.routing import Routes
 from proximo.models.values import OwnLayers, OwnModel, TrunkHead, value_model
-from proximo.training.rl.assemble import assemble, to_batch
+from proximo.rl.assemble import assemble, to_batch
 from proximo.types import Batch
 from tests.learner.test_moe import random_groups, small_moe, some, wide_moe
 from tests.learner.test_values import stirred

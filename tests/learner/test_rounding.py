@@ -13,18 +13,18 @@ from proximo.learner.learner import Learner
 from proximo.learner.options import LearnerOptions
 from proximo.learner.policy import PlainPolicy
 from proximo.learner.rounding import check_gap, max_gap
-from proximo.maths.mismatch import MismatchStats
+from proximo.losses.mismatch import MismatchStats
 from proximo.models import tiny_model, tiny_moe, with_precision
-from proximo.samplers import Sampler, SamplingOptions
+from proximo.rl.assemble import assemble
+from proximo.rl.config import EvaluationOptions, RunConfig, TrainingOptions
+from proximo.rl.progress import Lines
+from proximo.rl.run import Run
+from proximo.rl.step import train_step
+from proximo.runs.records import DataCursor
 from proximo.samplers.mismatched import Mismatched
-from proximo.training.config import EvaluationOptions, RunConfig, TrainingOptions
-from proximo.training.records import DataCursor
-from proximo.training.rl.assemble import assemble
-from proximo.training.rl.progress import Lines
-from proximo.training.rl.run import Run
-from proximo.training.rl.step import train_step
+from proximo.samplers.sampler import Sampler, SamplingOptions
 from proximo.types import Group
-from tests.training.rl.test_training import rollouts
+from tests.rl.test_training import rollouts
 
 CONFIG = RunConfig(
     algorithm=replace(DAPO, keep=GRPO.keep),

@@ -15,14 +15,14 @@ from proximo.learner.learner import Learner
 from proximo.learner.options import LearnerOptions
 from proximo.learner.passes import Passes
 from proximo.learner.policy import PlainPolicy
-from proximo.maths import AdaptiveKl, Gae, KlReward, TokenWhitened, ValueLoss
-from proximo.maths.crediting import advantages, feedback_of, returns_to_go
-from proximo.maths.values import compare_baselines, error_by_position, explained_variance
+from proximo.losses import AdaptiveKl, Gae, KlReward, TokenWhitened, ValueLoss
+from proximo.losses.advantage_inputs import advantages, feedback_of, returns_to_go
+from proximo.losses.values import compare_baselines, error_by_position, explained_variance
 from proximo.models import completion_states, score, tiny_model
 from proximo.models.packing.attention import attention
 from proximo.models.packing.layout import pad
 from proximo.models.values import OwnLayers, OwnModel, TrunkHead, value_model
-from proximo.training.rl.assemble import assemble, to_batch
+from proximo.rl.assemble import assemble, to_batch
 from proximo.types import Completion, Grade, Group, Problem, Rollout
 from tests.models.test_scoring import exact
 from tests.policies import plain

@@ -11,8 +11,8 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedModel
 
 from proximo.models import PaddedFallback, score, tiny_tokenizer
 from proximo.models.packing.attention import attention, uses_our_attention
-from proximo.samplers import SamplingOptions
 from proximo.samplers.embedded import local_sampler
+from proximo.samplers.sampler import SamplingOptions
 from proximo.types import Request
 
 TOKENIZER = tiny_tokenizer()

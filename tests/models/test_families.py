@@ -26,7 +26,7 @@ from proximo.models.adapters.starting import check_adapter
 from proximo.models.adapters.targets import target_layers
 from proximo.models.loading import skeleton
 from proximo.models.packing.attention import attention, uses_our_attention
-from proximo.training.rl.assemble import assemble
+from proximo.rl.assemble import assemble
 from tests.learner.test_lora import stirred
 from tests.learner.test_values import groups
 from tests.models.test_architectures import MAMBA2, built

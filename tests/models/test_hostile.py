@@ -16,8 +16,8 @@ from safetensors.torch import load_file, save_file
 
 from proximo.models import load_model, load_tokenizer, tiny_model, tiny_tokenizer
 from proximo.models.adapters.files import _check_fields
-from proximo.models.ends import declared_ends
 from proximo.models.loading import has_score, read_config
+from proximo.models.stop_tokens import declared_ends
 from proximo.models.tokens import templates
 from proximo.models.tokens.growing import growing
 

@@ -18,13 +18,13 @@ from safetensors import SafetensorError
 from safetensors.torch import load, load_file, save
 
 from proximo.models import load_model, load_tokenizer, loading, prompt_tokens, tiny_model, tiny_tokenizer
-from proximo.models.inspecting import tensors
 from proximo.models.loading import read_config
 from proximo.models.reward_models import load_reward_model
+from proximo.models.safe_files import tensors
 from proximo.models.shipped import FOLDER, DamagedCheckpoint, resolve
 from proximo.models.tokens import templates
 from proximo.models.tokens.templates import rendered
-from proximo.storage.folders import write_folder
+from proximo.system.folders import write_folder
 
 SOURCE = Path(loading.__file__).resolve().parents[1]
 LOADERS = (load_model, load_tokenizer, load_reward_model, read_config)

@@ -6,10 +6,10 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from proximo import toml
 from proximo.algorithms import GRPO, GSPO, PPO
+from proximo.config import toml
 from proximo.learner.rounding import BFLOAT16, FLOAT32, bounds_of
-from proximo.maths.pieces.extras import EntropyBonus
+from proximo.losses.pieces.extras import EntropyBonus
 from proximo.models import (
     compiling,
     frozen_copy,
@@ -24,16 +24,16 @@ from proximo.models.compiling import allow_compiling, checkpoint_layers, compile
 from proximo.models.packing.attention import body
 from proximo.models.packing.packed import Bucket
 from proximo.models.values import OwnLayers, OwnModel, TrunkHead
-from proximo.samplers import SamplingOptions
+from proximo.recipes.selfcheck.selfcheck import packed_is_padded, sampler_is_learner, selfcheck
+from proximo.rl.assemble import to_batch
+from proximo.rl.config import EvaluationOptions, RunConfig, TrainingOptions, ValueOptions
+from proximo.rl.progress import Lines
+from proximo.rl.run import Run
+from proximo.rl.train import train
+from proximo.samplers.sampler import SamplingOptions
 from proximo.tasks.arithmetic import Arithmetic
-from proximo.training.config import EvaluationOptions, RunConfig, TrainingOptions, ValueOptions
-from proximo.training.rl.assemble import to_batch
-from proximo.training.rl.progress import Lines
-from proximo.training.rl.run import Run
-from proximo.training.rl.train import train
-from proximo.training.selfcheck.selfcheck import packed_is_padded, sampler_is_learner, selfcheck
 from tests.policies import plain as policy_of
-from tests.training.selfcheck.test_selfcheck import CONFIG, random_groups
+from tests.recipes.selfcheck.test_selfcheck import CONFIG, random_groups
 
 TOKENIZER = tiny_tokenizer()
 SMALL = {"hidden": 32, "layers": 2, "heads": 2, "kv_heads": 1, "intermediate": 64}

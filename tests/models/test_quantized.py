@@ -29,9 +29,9 @@ from proximo.models.adapters.quantized import (
     quantized_size,
 )
 from proximo.models.values import OwnLayers, OwnModel, value_model
+from proximo.rl.config import RunConfig
+from proximo.rl.preflight.estimate import held_models
 from proximo.samplers.embedded.fused import is_plain
-from proximo.training.config import RunConfig
-from proximo.training.preflight.estimate import held_models
 from tests.learner.test_lora import expected_gradients, small, stirred, weighted
 from tests.learner.test_moe import small_moe
 from tests.models.test_adapters import PEFT_ASKS_BY_AN_OLD_NAME

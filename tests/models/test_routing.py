@@ -10,23 +10,23 @@ import torch
 from torch.testing import assert_close
 from transformers import Gemma2Config, Gemma2ForCausalLM
 
-from proximo import toml
 from proximo.algorithms import GRPO, SAPO
+from proximo.config import toml
 from proximo.learner.experts import to_replay
 from proximo.learner.learner import Learner
-from proximo.maths import EntropyBonus, KlLoss
+from proximo.losses import EntropyBonus, KlLoss
 from proximo.models import frozen_copy, score, tiny_model, tiny_moe, tiny_tokenizer
 from proximo.models.routing import Routes, gate_weights, recording, replaying, routers
-from proximo.samplers import SamplingOptions
+from proximo.rl.assemble import assemble, to_batch
+from proximo.rl.config import EvaluationOptions, RunConfig, TrainingOptions
+from proximo.rl.progress import Lines
+from proximo.rl.run import Run
+from proximo.rl.train import train
 from proximo.samplers.embedded import Embedded, EmbeddedSampler, local_sampler
 from proximo.samplers.mismatched import Mismatched
 from proximo.samplers.plain import PlainSampler
+from proximo.samplers.sampler import SamplingOptions
 from proximo.tasks.arithmetic import Arithmetic
-from proximo.training.config import EvaluationOptions, RunConfig, TrainingOptions
-from proximo.training.rl.assemble import assemble, to_batch
-from proximo.training.rl.progress import Lines
-from proximo.training.rl.run import Run
-from proximo.training.rl.train import train
 from proximo.types import Batch, Group, Rollout
 from tests.learner.test_moe import (
     REQUESTS,

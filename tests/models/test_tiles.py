@@ -12,7 +12,7 @@ from proximo.models.packing.layout import pack
 from proximo.models.packing.plain_tiles import TILE
 from proximo.models.packing.tile_attention import packed_attention
 from proximo.models.packing.tiles import BLOCK, Tiles, padded_length, tiles
-from tests.processes import Script
+from tests.run_processes import Script
 
 
 def rows_of(prompts: list[int], completions: list[tuple[int, int]]):

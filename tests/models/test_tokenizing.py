@@ -10,11 +10,11 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from proximo.models import problem_tokens, prompt_tokens, tiny_tokenizer
 from proximo.models.tokens.tokenizing import ReplyReader, reply_tokens, special_prefix
-from proximo.samplers import SamplingOptions
+from proximo.recipes.selfcheck.checks import prompts_begin_rightly
+from proximo.rl.mixed_reward import same_tokens
 from proximo.samplers.partial import PartialCompletion, TokenWriter
-from proximo.training.offline.encoding import completion_tokens
-from proximo.training.reward_mixing import same_tokens
-from proximo.training.selfcheck.checks import prompts_begin_rightly
+from proximo.samplers.sampler import SamplingOptions
+from proximo.supervised.encoding import completion_tokens
 from proximo.types import Problem
 
 CORPUS = [

@@ -20,37 +20,37 @@ from tests.mutation.faults import FAULTS, Fault
 ROOT = Path(__file__).resolve().parents[2]
 # Values before laws: they are quicker, and they name the piece that broke.
 ORDER = [
-    "tests/maths/test_gates.py",
-    "tests/maths/test_pieces.py",
-    "tests/maths/test_advantages.py",
-    "tests/maths/test_credit.py",
-    "tests/maths/test_golden.py",
-    "tests/maths/test_objective.py",
-    "tests/maths/test_pairwise.py",
-    "tests/maths/test_other_signals.py",
-    "tests/training/rl/test_reference.py",
-    "tests/training/rl/test_sampled.py",
+    "tests/losses/test_gates.py",
+    "tests/losses/test_pieces.py",
+    "tests/losses/test_advantages.py",
+    "tests/losses/test_credit.py",
+    "tests/losses/test_golden.py",
+    "tests/losses/test_objective.py",
+    "tests/losses/test_pairwise.py",
+    "tests/losses/test_other_signals.py",
+    "tests/rl/test_reference.py",
+    "tests/rl/test_sampled.py",
     "tests/models/test_layout.py",
     "tests/distributed/test_shares.py",
     "tests/learner/test_memory.py",
     "tests/learner/test_values.py",
-    "tests/training/test_reward_mixing.py",
-    "tests/training/rl/test_reward_range.py",
-    "tests/maths/test_laws.py",
+    "tests/rl/test_mixed_reward.py",
+    "tests/rl/test_reward_range.py",
+    "tests/losses/test_laws.py",
     "tests/samplers/test_mismatch.py",
     "tests/learner/test_moe.py",
     "tests/models/test_routing.py",
     "tests/learner/test_optimizer.py",
     "tests/learner/test_moments.py",
-    "tests/learner/test_rates.py",
+    "tests/learner/test_schedule.py",
     "tests/learner/test_lora.py",
-    "tests/training/rl/test_training.py",
-    "tests/training/runfolder/test_resume.py",
+    "tests/rl/test_training.py",
+    "tests/runs/test_resume.py",
     "tests/models/test_logprobs.py",
     "tests/models/test_quantized.py",
     "tests/learner/test_devices.py",
     "tests/models/test_tiles.py",
-    "tests/evaluation/test_estimates.py",
+    "tests/api/evaluation/test_estimates.py",
     "tests/serving/test_text.py",
     "tests/serving/test_engine.py",
     "tests/serving/test_server.py",
@@ -60,7 +60,7 @@ ORDER = [
 def caught_by(fault: Fault) -> str:
     """The first test that fails with the fault planted, or "" if none does. The tests of the fault's own room run
     first, by themselves: nearly always one of them catches it, and the others need not even be imported."""
-    path = fault.file if "/" in fault.file else f"maths/{fault.file}"
+    path = fault.file if "/" in fault.file else f"losses/{fault.file}"
     own = [each for each in ORDER if each.startswith(f"tests/{path.split('/')[0]}/")]
     with copied() as copy:
         target = copy / "src/proximo" / path

@@ -13,7 +13,7 @@ from urllib.request import urlopen
 from safetensors.torch import save
 from transformers import PreTrainedTokenizerBase
 
-from proximo.samplers import RunSamplers, SampledPolicy, SamplingOptions, Stream
+from proximo.samplers.sampler import RunSamplers, SampledPolicy, SamplingOptions, Stream
 from proximo.types import Completion, Request
 
 

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from proximo.maths import Candidates, Credit, Feedback, Rows
+from proximo.losses import Candidates, Credit, Feedback, Rows
 
 
 @dataclass(frozen=True)

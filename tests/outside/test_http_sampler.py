@@ -18,12 +18,13 @@ from proximo.insight.folder import RunFolder
 from proximo.models import load_model, load_tokenizer
 from proximo.models.adapters.lora import Lora
 from proximo.models.shipped import resolve
-from proximo.samplers import Sampler, SamplerFactory, SamplingOptions
+from proximo.rl.config import EvaluationOptions, RunConfig, TrainingOptions
+from proximo.rl.progress import Lines
+from proximo.rl.run import Run
+from proximo.rl.train import train
+from proximo.runs.options import CheckpointOptions
 from proximo.samplers.embedded import local_sampler
-from proximo.training.config import CheckpointOptions, EvaluationOptions, RunConfig, TrainingOptions
-from proximo.training.rl.progress import Lines
-from proximo.training.rl.run import Run
-from proximo.training.rl.train import train
+from proximo.samplers.sampler import Sampler, SamplerFactory, SamplingOptions
 from proximo.types import Request
 from tests.outside.http_sampler import HttpEngine, HttpSampler
 

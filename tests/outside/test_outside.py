@@ -9,23 +9,23 @@ import pytest
 import torch
 
 import proximo
-from proximo import maths
+from proximo import losses
 from proximo.algorithms import DAPO, GRPO, GSPO, SAPO, Algorithm, UnusualChoice
-from proximo.explain import nearest, objective, stages
+from proximo.algorithms.explain import nearest, objective, stages
+from proximo.insight.lens.explanations import why
 from proximo.insight.lens.lens import look, policy_loss
 from proximo.insight.lens.states import TokenState
-from proximo.insight.lens.words import why
 from proximo.learner.rounding import gate_width
-from proximo.maths import KeepAll, KlLoss, LossInputs, plan_step, rows_of
-from proximo.training.config import RunConfig
-from proximo.training.preflight.preflight import preflight
-from proximo.training.records import DataCursor
-from proximo.training.rl.assemble import assemble
-from proximo.training.rl.metrics import kl_metrics
+from proximo.losses import KeepAll, KlLoss, LossInputs, plan_step, rows_of
+from proximo.rl.assemble import assemble
+from proximo.rl.config import RunConfig
+from proximo.rl.metrics import kl_metrics
+from proximo.rl.preflight.preflight import preflight
+from proximo.runs.records import DataCursor
 from tests.fixture import ADVANTAGES, GROUP, LOG_RATIO, MASK, OLD, REF, ROLLOUT, assert_close, matrix, run
 from tests.outside import pieces
+from tests.rl.test_training import FakeTask, collector, group_of, learner
 from tests.steps import config, fixture_step, rows_seen
-from tests.training.rl.test_training import FakeTask, collector, group_of, learner
 
 PLAIN = replace(GRPO, kl=None)
 A = math.sqrt(3) / 2
@@ -33,17 +33,17 @@ WEIGHTS = matrix([[1 / 16] * 4, [1 / 8] * 2 + [0] * 2, [1 / 12] * 3 + [0], [1 / 
 """Of GRPO on the fixture."""
 
 KINDS = {
-    maths.GateProtocol: [pieces.Wall(), pieces.WholeScore()],
-    maths.KeepProtocol: [pieces.KeepNone(), pieces.KeepRight()],
-    maths.ExtraProtocol: [pieces.Spring(), pieces.FirstRow()],
-    maths.AnchorProtocol: [pieces.Between()],
-    maths.RatioProtocol: [pieces.Halved()],
-    maths.SelectionProtocol: [pieces.NoFirst()],
-    maths.CorrectionProtocol: [pieces.Rejecting()],
-    maths.WeightsProtocol: [pieces.RootMean()],
-    maths.AdvantageProtocol: [pieces.Doubled(), pieces.Countdown()],
-    maths.ShapeProtocol: [pieces.Brevity()],
-    maths.DivergenceProtocol: [pieces.Absolute()],
+    losses.GateProtocol: [pieces.Wall(), pieces.WholeScore()],
+    losses.KeepProtocol: [pieces.KeepNone(), pieces.KeepRight()],
+    losses.ExtraProtocol: [pieces.Spring(), pieces.FirstRow()],
+    losses.AnchorProtocol: [pieces.Between()],
+    losses.RatioProtocol: [pieces.Halved()],
+    losses.SelectionProtocol: [pieces.NoFirst()],
+    losses.CorrectionProtocol: [pieces.Rejecting()],
+    losses.WeightsProtocol: [pieces.RootMean()],
+    losses.AdvantageProtocol: [pieces.Doubled(), pieces.Countdown()],
+    losses.ShapeProtocol: [pieces.Brevity()],
+    losses.DivergenceProtocol: [pieces.Absolute()],
 }
 
 
@@ -126,7 +126,7 @@ def test_advantages_of_rows_and_of_tokens():
     assert_close(rows, [[2, 2, 2], [4, 0, 0]])
     tokens, _ = proximo.advantages(replace(PLAIN, advantage=pieces.Countdown()), **tensors)
     assert_close(tokens, [[0.25, 0.5, 1], [2, 0, 0]])
-    whitened, _ = proximo.advantages(replace(PLAIN, advantage=maths.TokenWhitened(pieces.Countdown())), **tensors)
+    whitened, _ = proximo.advantages(replace(PLAIN, advantage=losses.TokenWhitened(pieces.Countdown())), **tensors)
     assert_close(whitened[mask].mean(), 0.0)
 
 

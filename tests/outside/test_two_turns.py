@@ -7,15 +7,15 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import torch
 
-from proximo import toml
-from proximo.environments import Ask, Interaction, Question
+from proximo.config import toml
+from proximo.environments.kinds import Ask, Interaction, Question
 from proximo.models import tiny_model, tiny_tokenizer
-from proximo.samplers import SamplingOptions
+from proximo.rl.config import EvaluationOptions, RunConfig, TrainingOptions
+from proximo.rl.progress import Lines
+from proximo.rl.run import Run
+from proximo.rl.train import train
 from proximo.samplers.embedded import EmbeddedSampler
-from proximo.training.config import EvaluationOptions, RunConfig, TrainingOptions
-from proximo.training.rl.progress import Lines
-from proximo.training.rl.run import Run
-from proximo.training.rl.train import train
+from proximo.samplers.sampler import SamplingOptions
 from proximo.types import Problem, Request
 from tests.outside.two_turns import TwoTurns
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from proximo.cli import main
-from proximo.training.rl import train as training
+from proximo.rl import train as training
 
 MINE = '''
 from dataclasses import dataclass, replace

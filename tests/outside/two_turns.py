@@ -6,8 +6,8 @@ The policy writes a few tokens, a tool answers, and the policy goes on behind th
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from proximo.environments import Ask, Question
-from proximo.samplers import Stream, gathered
+from proximo.environments.kinds import Ask, Question
+from proximo.samplers.sampler import Stream, gathered
 from proximo.types import Completion
 
 

@@ -17,11 +17,11 @@ from proximo.planning.holdings import Component, Holding, component, holdings
 from proximo.planning.keys import keys_in_pages, pages_at_once
 from proximo.planning.memory import StepSize, kept_logits, memory_use, needed
 from proximo.planning.shapes import SHAPES, ModelShape
+from proximo.rl.build import MAX_SLOTS
+from proximo.rl.config import RunConfig, ValueOptions
+from proximo.rl.preflight.estimate import Held, parameter_bytes
+from proximo.rl.reward_config import RewardMix, RewardModel
 from proximo.samplers.embedded.buffers import BufferPlan
-from proximo.training.building import MAX_SLOTS
-from proximo.training.config import RunConfig, ValueOptions
-from proximo.training.preflight.estimate import Held, parameter_bytes
-from proximo.training.reward_mix import RewardMix, RewardModel
 
 H200 = card("H200")
 CLIPPED = replace(GRPO, kl=None)

@@ -10,7 +10,7 @@ from proximo.planning.cards import card
 from proximo.planning.holdings import Holding, holdings
 from proximo.planning.memory import StepSize
 from proximo.planning.ranks import Ranks, balance, rank_memory, rank_time, sampling_rank_memory
-from proximo.training.config import RunConfig, TrainingOptions
+from proximo.rl.config import RunConfig, TrainingOptions
 
 H100 = card("H100")
 CONFIG = RunConfig(model="8B", algorithm=replace(GRPO, kl=None), training=TrainingOptions(minibatches=1))

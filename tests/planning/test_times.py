@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from proximo.algorithms import GRPO, GSPO, PPO, SAPO
-from proximo.bench.roofline import H200
 from proximo.planning.cards import card
 from proximo.planning.holdings import holdings
 from proximo.planning.memory import StepSize, memory_use
+from proximo.planning.roofline import H200
 from proximo.planning.times import Decoding, StepTime, decoding, needs_old_pass, step_time
-from proximo.training.config import RunConfig, TrainingOptions
+from proximo.rl.config import RunConfig, TrainingOptions
 
 ONE_UPDATE = TrainingOptions(minibatches=1)
 CLIPPED = replace(GRPO, kl=None)

@@ -11,9 +11,9 @@ import threading
 from contextvars import copy_context
 from pathlib import Path
 
-from proximo.fleet.options import Workers
 from proximo.rewards import PythonFunction
 from proximo.rewards.grading import Grading
+from proximo.samplers.engines.options import Workers
 from proximo.types import Completion, Problem
 from tests.waiting import is_running, wait_until
 

@@ -12,12 +12,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-from proximo import toml
+from proximo.config import toml
 from proximo.rewards import PythonFunction
-from proximo.training.config import CheckpointOptions
-from proximo.training.reward_mix import RewardMix, WeightedRule
-from proximo.training.runfolder.ledger import check_ledger
-from tests.door.settings import small
+from proximo.rl.reward_config import RewardMix, WeightedRule
+from proximo.runs.ledger import check_ledger
+from proximo.runs.options import CheckpointOptions
+from tests.api.settings import small
 from tests.waiting import is_running, wait_until
 
 FUNCTION = """

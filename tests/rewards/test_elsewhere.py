@@ -16,17 +16,18 @@ from types import ModuleType
 import pytest
 
 from proximo import train
-from proximo.acting.hosts import ActingJob, ProcessHost
-from proximo.fleet.engine import EngineLost
-from proximo.fleet.options import Workers
-from proximo.fleet.servers.server import Server, start_here
-from proximo.fleet.servers.worker_nodes import Nodes
-from proximo.rewards import PythonFunction, failures
+from proximo.environments.episode_pool import ActingJob, ProcessHost
+from proximo.processes import failures
+from proximo.processes.remote.places import NoPlace
+from proximo.rewards import PythonFunction
 from proximo.rewards.grading import Grading
-from proximo.rewards.starting.places import NoPlace
-from proximo.training.reward_mix import RewardMix, WeightedRule
+from proximo.rl.reward_config import RewardMix, WeightedRule
+from proximo.samplers.engines.engine import EngineLost
+from proximo.samplers.engines.options import Workers
+from proximo.samplers.engines.servers.server import Server, start_here
+from proximo.samplers.engines.servers.worker_nodes import Nodes
 from proximo.types import Completion, Problem
-from tests.door.settings import small
+from tests.api.settings import small
 from tests.ray_clusters import run_cases
 from tests.waiting import is_running, wait_until
 

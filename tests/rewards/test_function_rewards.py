@@ -9,11 +9,11 @@ import pytest
 
 from proximo.models import tiny_tokenizer
 from proximo.rewards import ExactMatch, FormatReward, GraderFailed, PythonFunction
+from proximo.rl.grading import graded
+from proximo.rl.mixed_reward import judged
+from proximo.rl.preflight.calibration import calibrate
+from proximo.rl.reward_config import RewardMix, WeightedRule
 from proximo.tasks import File
-from proximo.training.preflight.calibration import calibrate
-from proximo.training.reward_mix import RewardMix, WeightedRule
-from proximo.training.reward_mixing import judged
-from proximo.training.rl.grading import graded
 from proximo.types import Completion, Grade, Problem
 from tests.rewards.task_rewards import broken, neither, sums, words
 

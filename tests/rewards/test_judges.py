@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from proximo import presets, toml
+from proximo import presets
+from proximo.config import toml
 from proximo.rewards import GraderFailed, Judge
 from proximo.rewards.grading import Grading
 from proximo.rewards.judges import session, verdicts
@@ -20,9 +21,9 @@ from proximo.rewards.judges.asking import Unreachable, request
 from proximo.rewards.judges.cache import Verdicts
 from proximo.rewards.judges.session import Limits, Server
 from proximo.rewards.judges.verdicts import as_data, asked, read
-from proximo.training.preflight.preflight import preflight
-from proximo.training.reward_mix import RewardMix, WeightedRule
-from proximo.training.runfolder.config_changes import differences, fingerprints
+from proximo.rl.preflight.preflight import preflight
+from proximo.rl.reward_config import RewardMix, WeightedRule
+from proximo.runs.config_changes import differences, fingerprints
 from proximo.types import Completion, Problem, Turn
 from tests.rewards.judge_server import JudgeServer, by_length, case_of, verdict
 

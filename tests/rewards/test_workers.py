@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from proximo.rewards import ExactMatch, FormatReward, MathVerify, PythonFunction, failures, workers
-from proximo.rewards.failures import Failure, Failures, Tally, plain
+from proximo.processes import failures
+from proximo.processes.failures import Failure, Failures, Tally, plain
+from proximo.rewards import ExactMatch, FormatReward, MathVerify, PythonFunction, workers
 from proximo.rewards.grading import grading as current_grading
 from proximo.rewards.processes import KEPT_OUTPUT, Output
 from proximo.types import Completion, Problem

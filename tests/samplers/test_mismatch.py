@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 
 import proximo
-from proximo import toml
 from proximo.algorithms import DAPO, GRPO, SAPO, Algorithm
+from proximo.config import toml
 from proximo.learner.learner import Learner
 from proximo.learner.options import LearnerOptions
 from proximo.learner.policy import PlainPolicy
-from proximo.maths import (
+from proximo.losses import (
     GeometricRejection,
     IcePop,
     SamplerPolicy,
@@ -30,21 +30,21 @@ from proximo.maths import (
     SoftGate,
     TokenTruncated,
 )
-from proximo.maths.intervals import half_width
-from proximo.maths.mismatch import effective_share, mismatch
-from proximo.maths.pieces.ratios import SequenceProductRatio, SequenceRatio, TokenRatio
+from proximo.losses.intervals import half_width
+from proximo.losses.mismatch import effective_share, mismatch
+from proximo.losses.pieces.ratios import SequenceProductRatio, SequenceRatio, TokenRatio
 from proximo.models import load_model, score, tiny_model, tiny_moe, tiny_tokenizer
 from proximo.models.shipped import resolve
-from proximo.samplers import SamplingOptions
+from proximo.rl.assemble import assemble
+from proximo.rl.config import EvaluationOptions, RunConfig, SamplerOptions, TrainingOptions
+from proximo.rl.metrics import mismatch_metrics
+from proximo.rl.progress import Lines
+from proximo.rl.run import Run
+from proximo.rl.step import train_step
+from proximo.runs.records import DataCursor
 from proximo.samplers.embedded import Embedded, local_sampler
 from proximo.samplers.mismatched import Mismatched, MismatchedSampler
-from proximo.training.config import EvaluationOptions, RunConfig, SamplerOptions, TrainingOptions
-from proximo.training.records import DataCursor
-from proximo.training.rl.assemble import assemble
-from proximo.training.rl.metrics import mismatch_metrics
-from proximo.training.rl.progress import Lines
-from proximo.training.rl.run import Run
-from proximo.training.rl.step import train_step
+from proximo.samplers.sampler import SamplingOptions
 from proximo.types import Completion, Grade, Group, Problem, Request, Rollout
 from tests import ROOT
 

@@ -6,8 +6,8 @@ from tokenizers.models import BPE
 from transformers import PreTrainedTokenizerFast
 
 from proximo.models import prompt_tokens, tiny_tokenizer
-from proximo.samplers import SamplingOptions
 from proximo.samplers.partial import PartialCompletion, TokenWriter
+from proximo.samplers.sampler import SamplingOptions
 
 
 def byte_tokenizer() -> PreTrainedTokenizerFast:

@@ -8,9 +8,9 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import GenerationConfig, GPT2Config, GPT2LMHeadModel, PreTrainedModel
 
 from proximo.models import prompt_tokens, score, tiny_model, tiny_tokenizer
-from proximo.samplers import Sampler, SamplingOptions
 from proximo.samplers.embedded import EmbeddedSampler, local_sampler
 from proximo.samplers.plain import PlainSampler
+from proximo.samplers.sampler import Sampler, SamplingOptions
 from proximo.types import Completion, Request
 
 TOKENIZER = tiny_tokenizer()

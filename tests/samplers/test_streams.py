@@ -6,11 +6,11 @@ from transformers import PreTrainedModel
 
 from proximo.learner.policy import PlainPolicy
 from proximo.models import prompt_tokens, tiny_model, tiny_tokenizer
-from proximo.samplers import SamplingOptions, gathered
 from proximo.samplers.embedded import EmbeddedSampler, local_sampler
 from proximo.samplers.mismatched import Mismatched, MismatchedSampler
 from proximo.samplers.partial import PartialCompletion
 from proximo.samplers.plain import PlainSampler
+from proximo.samplers.sampler import SamplingOptions, gathered
 from proximo.types import Completion, Request
 
 TOKENIZER = tiny_tokenizer()

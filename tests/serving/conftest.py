@@ -32,8 +32,8 @@ def engine(served) -> "Iterator[Engine]":
 def reader() -> "Iterator[Reader]":
     """Of requests to a model `m`. Its chat template never ends for a conversation that begins with LOOP."""
     from proximo.models import tiny_tokenizer
-    from proximo.serving.asking import Asking
     from proximo.serving.reading import Reader
+    from proximo.serving.requests import Asking
 
     tokenizer = tiny_tokenizer()
     endless = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"

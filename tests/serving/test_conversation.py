@@ -6,7 +6,7 @@ from proximo.models import prompt_tokens, tiny_tokenizer
 from proximo.serving.conversation import Conversation
 from proximo.tasks import File
 from proximo.types import Completion
-from tests.training.offline.test_encoding import CHATML, chatml
+from tests.supervised.test_encoding import CHATML, chatml
 
 
 def reply(tokenizer, text: str, *, ends: bool = True) -> Completion:

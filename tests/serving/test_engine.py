@@ -10,11 +10,11 @@ import torch
 from transformers import Qwen3ForCausalLM
 
 from proximo.models import prompt_tokens
-from proximo.samplers import SamplingOptions
 from proximo.samplers.embedded import local_sampler
+from proximo.samplers.sampler import SamplingOptions
 from proximo.serving.engine import Engine, next_batch
-from proximo.serving.jobs import Asked, Job, Piece
 from proximo.serving.logprobs import prompt_logprobs, token_logprobs
+from proximo.serving.queue import Asked, Job, Piece
 from proximo.types import Request
 
 GREEDY, WARM = SamplingOptions(temperature=0.0), SamplingOptions(temperature=1.0)

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from proximo.models import load_model, prompt_tokens
-from proximo.samplers import SamplingOptions
 from proximo.samplers.embedded import local_sampler
+from proximo.samplers.sampler import SamplingOptions
 from proximo.serving.logprobs import token_logprobs
 from proximo.types import Request
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from proximo.insight.view import connections
+from proximo.insight.page import connections
 from proximo.serving import server
 from proximo.serving.server import application, bind
 

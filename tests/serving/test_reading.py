@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from proximo.models import tiny_tokenizer
-from proximo.serving.asking import Asking
-from proximo.serving.refusals import Refusal
+from proximo.serving.errors import Refusal
+from proximo.serving.requests import Asking
 
 
 def conversation(*texts: str) -> bytes:

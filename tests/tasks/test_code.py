@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from proximo import toml
-from proximo.sandbox import Job, Limits, Result, Sandbox
+from proximo.config import toml
+from proximo.processes.sandbox import Job, Limits, Result, Sandbox
+from proximo.rl.config import RunConfig
 from proximo.tasks import Code, Task
 from proximo.tasks.testing import extract_program, read_tests, same_text, same_value
-from proximo.training.config import RunConfig
 from proximo.types import Completion, Problem
-from tests.sandbox.captivity import left_behind, needs_sandbox
+from tests.processes.sandbox.captivity import left_behind, needs_sandbox
 from tests.tasks.exploits import EXPLOITS, PRIMES, SCRIPT, WRONG, Exploit
 
 ANSWERS = {10: 73, 100: 181, 1000: 1103}

@@ -15,9 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyarrow import parquet
 
-from proximo import toml
+from proximo.config import toml
+from proximo.processes.sandbox.isolation import landlock_version
 from proximo.rewards import ExactMatch, FormatReward, MathVerify
-from proximo.sandbox.caging import landlock_version
 from proximo.tasks import Arithmetic, Chain, Countdown, Echo, File, Gym, Sorting, Task, gym
 from proximo.tasks.expressions import NotAnExpression, evaluate
 from proximo.types import Completion, Problem

@@ -5,17 +5,18 @@ import io
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
 
 from proximo.cli.flags import asks_for_help, refuse, say, take_switch
 from proximo.cli.helping.flag_names import unknown_flag
 from proximo.cli.helping.pages import stored_help
+from proximo.cli.laboratory import LABORATORY, laboratory
 from proximo.cli.naming import DEMO, first_line
 from proximo.cli.parsing import nearest
-from proximo.storage.opening import UnsafeFile
-from proximo.trust.permission import said
-from proximo.version import __version__
+from proximo.config.trust.permission import said
+from proximo.system.opening import UnsafeFile
+from proximo.system.version import __version__
 
 USAGE = """usage: proximo COMMAND ...
 
@@ -97,12 +98,6 @@ a run folder may come from anyone, and without it only code that you have run wi
 
 STAGES = ("sft", "reward-model", "dpo")
 """Commands that train on files."""
-OUTSIDE = ("init", "job", "rate", "serve", "tasks")
-"""Commands whose files are next to this one."""
-RESULTS = ("resume", "fork", "track", "export", "study", "watch")
-"""Commands on what a run has written."""
-CHAINS = ("iterate",)
-"""Commands that train several runs in turn."""
 LOAD_CODE = "--load-code"
 """The flag that permits the code that a run names."""
 WITHOUT_RUNS = ("bench", "tasks", "explain")
@@ -114,7 +109,7 @@ COMMANDS = (
     *STAGES,
     "merge",
     "pairs",
-    *CHAINS,
+    "iterate",
     "rate",
     "plan",
     "job",
@@ -126,7 +121,12 @@ COMMANDS = (
     "compare",
     "doctor",
     "report",
-    *RESULTS,
+    "resume",
+    "fork",
+    "track",
+    "export",
+    "study",
+    "watch",
     "bench",
     "tasks",
     "explain",
@@ -186,7 +186,7 @@ def _answer(arguments: list[str], *, owns_process: bool) -> int:
             signal.signal(each, lambda number, _: sys.exit(128 + number))
     try:
         if owns_process:
-            _import_for_good(_module_of(command))
+            _import_for_good(command)
         with said(command not in WITHOUT_RUNS and take_switch(rest, LOAD_CODE), rest):
             return _run(command, rest)
     except UnsafeFile as error:
@@ -194,7 +194,7 @@ def _answer(arguments: list[str], *, owns_process: bool) -> int:
     except KeyboardInterrupt:
         kept = (
             "; what was written so far is in the run folder"
-            if command in ("train", "resume", "fork", *CHAINS, *STAGES)
+            if command in ("train", "resume", "fork", "iterate", *STAGES)
             else ""
         )
         print(f"interrupted{kept}", file=sys.stderr)
@@ -212,28 +212,22 @@ def _print_completion(shells: list[str]) -> int:
 
 def _run(command: str, arguments: list[str]) -> int:
     """Each command is the function `run` of its module; those that learn from files share one."""
-    module = import_module(_module_of(command))
-    if command in STAGES:
-        return module.run(command, arguments)
-    return module.main(arguments, prog="proximo bench") if command == "bench" else module.run(arguments)
+    run = _function_of(command)
+    return run(command, arguments) if command in STAGES else run(arguments)
 
 
-def _module_of(command: str) -> str:
-    """The file with the command's name, but for those that share one; the benchmark has a package of its own."""
-    if command == "bench":
-        return "proximo.bench.running"
-    if command in OUTSIDE:
-        return f"proximo.cli.{command}"
-    room = "results" if command in RESULTS else "chains" if command in CHAINS else "commands"
-    return f"proximo.cli.{room}.{'stages' if command in STAGES else command}"
+def _function_of(command: str) -> Callable[..., int]:
+    if command in LABORATORY:
+        return laboratory(command, f"proximo {command}")
+    return import_module(f"proximo.cli.commands.{'stages' if command in STAGES else command}").run
 
 
-def _import_for_good(module: str) -> None:
+def _import_for_good(command: str) -> None:
     """Import without garbage collection, and leave what was imported out of it from then on: thousands of modules stay
     until the end, and looking through them again and again takes a fifth of the start."""
     gc.disable()
     try:
-        import_module(module)
+        _function_of(command)
     finally:
         gc.freeze()
         gc.enable()

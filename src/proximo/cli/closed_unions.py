@@ -8,7 +8,7 @@ from typing import Any, get_args, get_origin
 
 from tyro.constructors import ConstructorRegistry, StructConstructorSpec, StructTypeInfo
 
-from proximo.pieces import protocols, union_members
+from proximo.config.unions import protocols, union_members
 
 
 def closed_unions(raised: list[ValueError], named: Container[str] | None) -> ConstructorRegistry:

@@ -5,8 +5,9 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from proximo import explain, toml
-from proximo.algorithms import Algorithm
+from proximo.algorithms import Algorithm, explain
+from proximo.algorithms.explain import Card
+from proximo.api.training import OWN
 from proximo.cli.data import DATA_FLAGS, is_rewarded, take_environment, take_task
 from proximo.cli.flags import (
     asks_for_help,
@@ -22,16 +23,15 @@ from proximo.cli.flags import (
 )
 from proximo.cli.naming import DEMO, named
 from proximo.cli.parsing import nearest
-from proximo.defaults import Default, defaults_for, facts_of, kept, with_defaults
-from proximo.door.training import OWN
-from proximo.explain import Card
-from proximo.presets import ARITHMETIC, PRESETS, with_algorithm, with_values
-from proximo.storage.opening import read_file, without_links
+from proximo.config import toml
+from proximo.recipes.defaults import Default, defaults_for, facts_of, kept, with_defaults
+from proximo.recipes.pipeline import PipelineConfig
+from proximo.recipes.presets import ARITHMETIC, PRESETS, with_algorithm, with_values
+from proximo.rl.config import RunConfig
+from proximo.rl.load_config import load_run
+from proximo.rl.reward_config import RewardModel
+from proximo.system.opening import read_file, without_links
 from proximo.tasks import Code, File
-from proximo.training.config import RunConfig
-from proximo.training.old_names import load_run
-from proximo.training.pipeline import PipelineConfig
-from proximo.training.reward_mix import RewardModel
 
 
 def base_config(arguments: list[str], default: RunConfig = ARITHMETIC) -> RunConfig:

@@ -4,15 +4,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from proximo.cli.flags import as_flags, asks_for_help, read_flags, refuse, say, take_several, take_switch
-from proximo.environments import Acting, EnvironmentOptions
+from proximo.environments.kinds import Acting, EnvironmentOptions
 from proximo.models import load_tokenizer
 from proximo.models.shipped import resolve
 from proximo.rewards import ExactMatch
+from proximo.rl.reward_config import RewardMix
 from proximo.tasks import Mixture, TaskOptions
 from proximo.tasks.sources.mixture import with_reward
 from proximo.tasks.sources.opening import open_data
 from proximo.tasks.sources.recognising import Chosen
-from proximo.training.reward_mix import RewardMix
 
 DATA_FLAGS = """data:
   --data DATA ...       train on a .jsonl, .json, .parquet, .csv, .tsv or .arrow file, a pattern, a folder or a hub id;

@@ -9,13 +9,13 @@ from dataclasses import is_dataclass, replace
 from types import NoneType
 from typing import Any, NoReturn, TypeVar
 
+from proximo.api import messages
+from proximo.api.validate import refuse_values
 from proximo.cli.helping.choices import element, holds_several, is_required, required_choice, type_lines
 from proximo.cli.parsing import asks_for_help, flags_of, nearest, parsed
-from proximo.door import telling
-from proximo.door.refusing import refuse_values
-from proximo.outside import is_outside
-from proximo.pieces import choices, classes, foreign_class, given_fields, made, protocols, union_members
-from proximo.plain_text import visible
+from proximo.config.plugins import is_outside
+from proximo.config.unions import choices, classes, foreign_class, given_fields, made, protocols, union_members
+from proximo.system.safe_text import visible
 
 Value = TypeVar("Value")
 Number = TypeVar("Number", int, float)
@@ -304,7 +304,7 @@ def as_flags(message: str) -> str:
 
 def say(message: str) -> None:
     """A line for a person, on stderr, with options as flags."""
-    telling.say(as_flags(message))
+    messages.say(as_flags(message))
 
 
 def refuse(message: str) -> NoReturn:

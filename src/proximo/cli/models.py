@@ -1,10 +1,10 @@
 """A model by name for a command: loaded, or refused with one clear error; and the machine it runs on."""
 
-from proximo import machine
+from proximo.api import threads as machines
 from proximo.cli.flags import refuse
-from proximo.door import machines
 from proximo.models import Precision, pick_device
 from proximo.models.model_types import PreTrainedModel, PreTrainedTokenizerBase
+from proximo.system import machine
 
 
 def open_model(

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from proximo.cli.parsing import asks_for_help
-from proximo.storage.opening import read_file, without_links
-from proximo.toml import MAX_BYTES
+from proximo.config.toml import MAX_BYTES
+from proximo.system.opening import read_file, without_links
 
 DEMO = "the demo: sums of two numbers with tiny-arithmetic; for your own, give --model MODEL --data DATA"
 NAMES = {"model": ("--model",), "data": ("--data", "--task", "--task.type")}

@@ -9,7 +9,7 @@ from dataclasses import is_dataclass
 from types import NoneType
 from typing import Any, TypeVar
 
-from proximo.pieces import choices, classes, given_fields, is_choice, union_members
+from proximo.config.unions import choices, classes, given_fields, is_choice, union_members
 
 Value = TypeVar("Value")
 

@@ -7,23 +7,23 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from proximo.api import folders
+from proximo.api.validate import check_free
 from proximo.cli.flags import refuse, say, take, take_several
-from proximo.door import folders
-from proximo.door.refusing import check_free
-from proximo.tracking.named import check_names
-from proximo.training.outside_errors import OutsideFailed
-from proximo.training.ranks import Ranks
-from proximo.training.runfolder.checkpoints import CHECKPOINTS
-from proximo.training.runfolder.files import TRACEBACK
-from proximo.training.runfolder.resume import Attempt
-from proximo.training.runfolder.signals import Stopped
-from proximo.trust.permission import is_everything_permitted
+from proximo.config.trust.permission import is_everything_permitted
+from proximo.learner.ranks import Ranks
+from proximo.rl.plugin_errors import OutsideFailed
+from proximo.runs.checkpoints import CHECKPOINTS
+from proximo.runs.files import TRACEBACK
+from proximo.runs.session import Attempt
+from proximo.runs.signals import Stopped
+from proximo.runs.tracking.named import check_names
 
 if TYPE_CHECKING:
-    from proximo.training.config import RunConfig
-    from proximo.training.offline.dpo import DpoConfig
-    from proximo.training.offline.reward_model import RewardModelConfig
-    from proximo.training.offline.sft import SftConfig
+    from proximo.rl.config import RunConfig
+    from proximo.supervised.dpo import DpoConfig
+    from proximo.supervised.reward_model import RewardModelConfig
+    from proximo.supervised.sft import SftConfig
 
 Config = TypeVar("Config", "RunConfig", "DpoConfig", "RewardModelConfig", "SftConfig")
 ACCEPT_LOST = "--accept-lost-rows"

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol, TextIO
 
-from proximo.storage.opening import open_file, without_links
+from proximo.system.opening import open_file, without_links
 
 Placed = tuple[str, Any]
 """File and row, for messages, and the row's values."""
@@ -233,7 +233,7 @@ def _separator(path: str, header: str) -> str:
 
 def _parquet(path: str, file: BinaryIO, mistakes: Noting) -> list[Placed]:
     # Imported late, because only these formats need it.
-    from proximo.storage.parquet import open_parquet
+    from proximo.system.parquet import open_parquet
 
     try:
         return _numbered(path, open_parquet(file, _limits()).iter_batches(use_threads=False))
@@ -243,7 +243,7 @@ def _parquet(path: str, file: BinaryIO, mistakes: Noting) -> list[Placed]:
 
 def _arrow(path: str, file: BinaryIO, mistakes: Noting) -> list[Placed]:
     """Arrow's file format, or its stream format, which Hugging Face's `save_to_disk` writes."""
-    from proximo.storage.arrow import arrow_batches
+    from proximo.system.arrow import arrow_batches
 
     try:
         return _numbered(path, arrow_batches(file, _limits()))
@@ -252,7 +252,7 @@ def _arrow(path: str, file: BinaryIO, mistakes: Noting) -> list[Placed]:
 
 
 def _limits() -> Any:
-    from proximo.storage.parquet import Limits
+    from proximo.system.parquet import Limits
 
     return Limits(MAX_ROWS, MAX_VALUES, MAX_BYTES)
 

@@ -13,7 +13,7 @@ from fnmatch import fnmatch
 from pathlib import Path, PurePosixPath
 
 from proximo.data.formats import FORMATS
-from proximo.storage.opening import blob_of
+from proximo.system.opening import blob_of
 
 _HUB = re.compile(r"(?P<repo>[A-Za-z0-9][\w.-]*/[\w.-]+)(@(?P<revision>[\w./-]+))?(:(?P<inside>.+))?", re.ASCII)
 SECONDS = 10.0

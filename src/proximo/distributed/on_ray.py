@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from proximo.distributed.launching import LAUNCHER, NOTES, Processes, Start
-from proximo.fleet.servers.nodes import asked, connect, own_place
-from proximo.fleet.servers.server import KEEPER
-from proximo.training.ranks import Ranks
+from proximo.learner.ranks import Ranks
+from proximo.samplers.engines.servers.nodes import asked, connect, own_place
+from proximo.samplers.engines.servers.server import KEEPER
 
 PLACED = 600.0
 """Seconds until a cluster that has no place for all ranks, or does not start them, is given up."""

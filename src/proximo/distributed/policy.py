@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from proximo.distributed.copies import CopyPlace, WholeCopy
 from proximo.distributed.fitting import planned, starting_smaller
-from proximo.distributed.following import Crew
+from proximo.distributed.gathered_weights import CopyPlace, WholeCopy
+from proximo.distributed.rank_group import Crew
 from proximo.distributed.saving import check_written, restore, write_shards
 from proximo.distributed.sharding import HALVES, Root, check_shardable, local, reshard, shard, whole
 from proximo.distributed.shares import Share, batch_shares, on_cpu, update_shares
@@ -32,8 +32,8 @@ from proximo.models.loading import sharing_copy
 from proximo.models.model_types import PreTrainedModel
 from proximo.models.sampled import evaluating, logprobs_of
 from proximo.models.values import HeadOnOwnModel, ValueModel
-from proximo.tensor_types import Float, Int
 from proximo.types import Batch
+from proximo.types.tensor_types import Float, Int
 
 
 class ShardedPolicy:

@@ -13,10 +13,10 @@ from torch import Tensor
 from proximo.learner.gradients import UpdateRows
 from proximo.learner.guard import GradientPass
 from proximo.learner.passes import Passes, Rows
+from proximo.learner.ranks import deal
 from proximo.models.routing import Agreement
-from proximo.tensor_types import Int
-from proximo.training.ranks import deal
 from proximo.types import Batch, Stats
+from proximo.types.tensor_types import Int
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-from proximo.distributed.copies import WholeCopy
-from proximo.distributed.following import Crew
+from proximo.distributed.gathered_weights import WholeCopy
+from proximo.distributed.rank_group import Crew
 from proximo.distributed.saving import check_written, read_moments, read_shards, write_shards
 from proximo.distributed.sharding import (
     HALVES,
@@ -28,12 +28,12 @@ from proximo.distributed.sharding import (
 from proximo.learner.memory import explaining_memory
 from proximo.learner.named_tensors import copy_named, read_tensors, write_tensors
 from proximo.learner.optimizer import MASTER
+from proximo.learner.ranks import deal
 from proximo.models import score_rows
 from proximo.models.model_types import PreTrainedModel
-from proximo.training.offline.encoding import Encoded, EncodedRows
-from proximo.training.offline.schedule import FitOptions
-from proximo.training.offline.stage_model import Gradients, SplitStage, WholeStageModel
-from proximo.training.ranks import deal
+from proximo.supervised.encoding import Encoded, EncodedRows
+from proximo.supervised.schedule import FitOptions
+from proximo.supervised.stage_model import Gradients, SplitStage, WholeStageModel
 
 Part = TypeVar("Part")
 

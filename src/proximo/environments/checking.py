@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import chain, compress
 from typing import Any, NoReturn
 
-from proximo.samplers import Stream
+from proximo.samplers.sampler import Stream
 from proximo.types import Completion, Request
 
 Drawn = dict[tuple[int, int], list[tuple[int, ...]]]

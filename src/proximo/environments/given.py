@@ -5,9 +5,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from proximo.config.plugins import place_of
 from proximo.environments.multi_turn import MultiTurn
 from proximo.environments.protocol import Interaction
-from proximo.outside import place_of
 
 Tool = str | Callable[..., Any]
 

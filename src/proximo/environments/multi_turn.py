@@ -5,22 +5,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from proximo.acting.hosts import ActingJob, Hosts, LocalHost, ProcessHost
+from proximo.config.plugins import load_class, load_function
+from proximo.environments.append_turn import MAX_CHARACTERS, Extender
+from proximo.environments.episode_pool import ActingJob, Hosts, LocalHost, ProcessHost
 from proximo.environments.episodes import Episode
-from proximo.environments.extending import MAX_CHARACTERS, Extender
-from proximo.environments.playing import Game
 from proximo.environments.protocol import Ask, Question
+from proximo.environments.rollout import Game
 from proximo.environments.tool_calls import HERMES, call_format, schema_of, with_tools
 from proximo.models.model_types import PreTrainedTokenizerBase
-from proximo.outside import load_class, load_function
+from proximo.processes.remote.places import Places
 from proximo.rewards.function import check_range
 from proximo.rewards.grading import grading
 from proximo.rewards.judges.usage import Usage
-from proximo.rewards.starting.places import Places
-from proximo.samplers import Stream
+from proximo.samplers.sampler import Stream
 from proximo.types import Problem
 
-OWN = "proximo.worlds"
+OWN = "proximo.environments.examples"
 """Module whose environments and tools run in this process: they are known neither to hang nor to crash."""
 MAX_HOSTS = 32
 """Processes that have loaded an environment, for rounds that are played at the same time."""

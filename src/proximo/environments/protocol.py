@@ -6,7 +6,7 @@ from typing import Protocol, runtime_checkable
 
 from proximo.environments.checking import Drawn, Promise, check_continued
 from proximo.models.model_types import PreTrainedTokenizerBase
-from proximo.samplers import Sampler, SamplingOptions, Stream
+from proximo.samplers.sampler import Sampler, SamplingOptions, Stream
 from proximo.types import Problem, Request
 
 AGAIN = 2**20

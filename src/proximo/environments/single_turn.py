@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from proximo.environments.protocol import Ask, Question
-from proximo.samplers import Stream
+from proximo.samplers.sampler import Stream
 
 
 @dataclass(frozen=True)

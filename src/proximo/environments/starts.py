@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from proximo.acting.starting import Starting
-from proximo.outside import load_class
+from proximo.config.plugins import load_class
+from proximo.environments.seeded_start import Starting
 from proximo.tasks import Split
 from proximo.tasks.draws import check_held_out, numbered
 from proximo.types import Completion, Grade, Problem
@@ -16,8 +16,8 @@ from proximo.types import Completion, Grade, Problem
 class Starts:
     """Prompts are what an environment shows first, each drawn with a seed of its own.
 
-    For environments that have `start(seed)`, as those of other libraries in proximo.acting.adapters do. Give the same
-    path and arguments to environment, which plays and rewards the episodes.
+    For environments that have `start(seed)`, as those of other libraries in proximo.environments.adapters do. Give
+    the same path and arguments to environment, which plays and rewards the episodes.
     """
 
     path: str

@@ -8,9 +8,9 @@ from typing import Any
 
 from jinja2 import TemplateError
 
+from proximo.config.plugins import load_function
 from proximo.models.model_types import PreTrainedTokenizerBase
 from proximo.models.tokens.templates import rendered
-from proximo.outside import load_function
 from proximo.types import Problem
 
 NAME, KEY, VALUE = "some_tool", "some_argument", "some_value"

@@ -7,19 +7,19 @@ from pathlib import Path
 from typing import Any, Literal
 
 from proximo.algorithms import UnusualChoice
-from proximo.health.history import in_order
+from proximo.config.trust.naming import named_code
+from proximo.config.trust.permission import OfRun
 from proximo.insight.lens.steps import Step, read_step
 from proximo.insight.reading import is_number
-from proximo.storage.lines import to_row, whole_lines
-from proximo.storage.locks import NAME as LOCK
-from proximo.storage.locks import is_held
-from proximo.storage.opening import LinkedFile, open_file, read_file, without_links
-from proximo.training.config import RunConfig
-from proximo.training.old_names import loads_run
-from proximo.training.runfolder.files import METRICS, RESULT, ROLLOUTS, TRACKING, VERDICTS, stored_steps
-from proximo.training.runfolder.record import FORMAT, config_damage
-from proximo.trust.naming import named_code
-from proximo.trust.permission import OfRun
+from proximo.rl.config import RunConfig
+from proximo.rl.load_config import loads_run
+from proximo.runs.files import METRICS, RESULT, ROLLOUTS, TRACKING, VERDICTS, stored_steps
+from proximo.runs.health.history import in_order
+from proximo.runs.run_json import FORMAT, config_damage
+from proximo.system.lines import to_row, whole_lines
+from proximo.system.locks import NAME as LOCK
+from proximo.system.locks import is_held
+from proximo.system.opening import LinkedFile, open_file, read_file, without_links
 
 State = Literal["running", "finished", "stopped"]
 DEPTH = 4

@@ -7,13 +7,13 @@ import torch
 from torch import Tensor
 
 from proximo.algorithms import Algorithm
-from proximo.maths.arithmetic import sampled
-from proximo.maths.pieces.extras import ValueLoss, value_loss_of
-from proximo.maths.values import compare_baselines, error_by_position, explained_variance
+from proximo.losses.arithmetic import sampled
+from proximo.losses.pieces.extras import ValueLoss, value_loss_of
+from proximo.losses.values import compare_baselines, error_by_position, explained_variance
 from proximo.models.model_types import PreTrainedModel
 from proximo.models.values import TrunkHead, ValueModel, value_model
-from proximo.tensor_types import Float
 from proximo.types import Batch, Stats
+from proximo.types.tensor_types import Float
 
 
 @dataclass(frozen=True)

@@ -13,12 +13,12 @@ from proximo.learner.guard import Update
 from proximo.learner.options import RoutingReplay
 from proximo.learner.passes import Passes
 from proximo.learner.policy import Policy
-from proximo.maths.pieces.extras import RouterBalance, router_balance_of
+from proximo.losses.pieces.extras import RouterBalance, router_balance_of
 from proximo.models import Scores
 from proximo.models.model_types import PreTrainedModel
 from proximo.models.routing import UNKNOWN, Agreement, Routes, is_mixture, needed_routers
-from proximo.tensor_types import Float, Int
 from proximo.types import Batch, Group, Stats
+from proximo.types.tensor_types import Float, Int
 
 LEAST_OVERLAP = 0.5
 """Replayed choices that share less with the routers' own, before any update, are of other tokens or layers."""

@@ -15,16 +15,16 @@ from proximo.learner.experts import Balance, CountedBalance, agreement_stats
 from proximo.learner.guard import GradientPass, Parts
 from proximo.learner.passes import OldScores, Passes
 from proximo.learner.policy import Policy
-from proximo.maths.blaming import piece_at_fault
-from proximo.maths.objective import loss_of
-from proximo.maths.pieces.traits import SelectionTraits
-from proximo.maths.pieces.weights import TokenMean
-from proximo.maths.plans import Plan, plan_step
-from proximo.maths.records import LossInputs
-from proximo.maths.rows import rows_of
+from proximo.losses.find_nonfinite import piece_at_fault
+from proximo.losses.inputs import rows_of
+from proximo.losses.objective import loss_of
+from proximo.losses.pieces.traits import SelectionTraits
+from proximo.losses.pieces.weights import TokenMean
+from proximo.losses.records import LossInputs
+from proximo.losses.token_weights import Plan, plan_step
 from proximo.models import Scores
-from proximo.tensor_types import Bool, Float, Int
 from proximo.types import Batch, Stats, to_device
+from proximo.types.tensor_types import Bool, Float, Int
 
 
 @dataclass(frozen=True)

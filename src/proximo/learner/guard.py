@@ -29,10 +29,10 @@ from proximo.learner.optimizer import POLICY, VALUE
 from proximo.learner.options import LearnerOptions
 from proximo.learner.passes import OldScores, Passes
 from proximo.learner.policy import Policy
-from proximo.maths.mismatch import MismatchStats
+from proximo.losses.mismatch import MismatchStats
 from proximo.models.model_types import PreTrainedModel
-from proximo.tensor_types import Float, Int
 from proximo.types import Batch, Stats
+from proximo.types.tensor_types import Float, Int
 
 WINDOW = 64
 """Number of gradient norms that the median is taken of."""

@@ -26,16 +26,16 @@ from proximo.learner.optimizer import POLICY
 from proximo.learner.options import CPU_TOKENS, LearnerOptions, RoutingReplay
 from proximo.learner.passes import OldScores, Passes, minibatches
 from proximo.learner.policy import Policy
-from proximo.learner.rates import rate_share
 from proximo.learner.rounding import check_gap, gate_width, late_gap
-from proximo.maths.arithmetic import sampled
-from proximo.maths.mismatch import MismatchStats, mismatch
-from proximo.maths.pieces.extras import needing
-from proximo.maths.pieces.traits import AnchorTraits, ShapeTraits
+from proximo.learner.schedule import rate_share
+from proximo.losses.arithmetic import sampled
+from proximo.losses.mismatch import MismatchStats, mismatch
+from proximo.losses.pieces.extras import needing
+from proximo.losses.pieces.traits import AnchorTraits, ShapeTraits
 from proximo.models.model_types import PreTrainedModel
 from proximo.models.values import HeadOnOwnModel, ValueModel
-from proximo.tensor_types import Bool, Float, Int
 from proximo.types import Batch
+from proximo.types.tensor_types import Bool, Float, Int
 
 VALUE_PACE = 10
 """Default ratio of the value model's learning rate to the policy's: its head is new."""

@@ -17,8 +17,8 @@ from proximo.learner.policy import PlainPolicy
 from proximo.models.adapters.files import read_adapter, save_model
 from proximo.models.adapters.lora import Lora, adapter_off, add_lora, merged_weights
 from proximo.models.model_types import PreTrainedModel
-from proximo.tensor_types import Float
 from proximo.types import Batch
+from proximo.types.tensor_types import Float
 
 
 class LoraPolicy(PlainPolicy):

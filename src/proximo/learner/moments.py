@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 from torch.optim.adamw import adamw
 
-from proximo.learner.rates import BLOCK, LEAST_QUANTIZED, Moments
+from proximo.learner.schedule import BLOCK, LEAST_QUANTIZED, Moments
 
 MEAN, SQUARES = NAMES = ("exp_avg", "exp_avg_sq")
 """Torch's names of the two moments: the mean gradient, and the mean of its squares."""

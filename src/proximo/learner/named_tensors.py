@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from proximo.learner.optimizer import MASTER
-from proximo.storage.opening import check_file, refuse_foreign
+from proximo.system.opening import check_file, refuse_foreign
 
 LEARNER = ("sampled_version", "trusts_sampler", "kl_coefficient", "token_budget", "is_planned", "checkpointed", "guard")
 POLICY = ("version", "reference_was_reset")

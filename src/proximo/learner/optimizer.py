@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from proximo.learner.moments import StoredMoments, shape_of
-from proximo.learner.rates import Moments
+from proximo.learner.schedule import Moments
 
 HALVES = (torch.bfloat16, torch.float16)
 POLICY, VALUE = 0, 1

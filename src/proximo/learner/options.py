@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from proximo.learner.rates import Moments, RateSchedule, check_adam
+from proximo.learner.schedule import Moments, RateSchedule, check_adam
 
 RoutingReplay = Literal["old_policy", "sampler"]
 """Which pass's choice of experts an update replays."""

@@ -17,8 +17,8 @@ from proximo.models import Scores, micro_batches, score_rows
 from proximo.models.model_types import PreTrainedModel
 from proximo.models.routing import UNKNOWN, Routes
 from proximo.models.values import ValueModel
-from proximo.tensor_types import Float, Int
 from proximo.types import Batch
+from proximo.types.tensor_types import Float, Int
 
 Job = Literal["update", "values", "load"]
 """Work over rows that may be shared out: an update's gradient, the value model's alone, the load of experts."""

@@ -20,8 +20,8 @@ from proximo.models import Scores, frozen_copy, load_model
 from proximo.models.model_types import PreTrainedModel
 from proximo.models.sampled import SampledPolicy, WholeModel
 from proximo.models.values import ValueModel
-from proximo.tensor_types import Float
 from proximo.types import Batch
+from proximo.types.tensor_types import Float
 
 VALUE_NAMES = "value/"
 """Prefix of the value model's parameters among the optimizer's names."""

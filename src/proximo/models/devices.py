@@ -4,9 +4,9 @@ from typing import Literal
 
 import torch
 
-from proximo.machine import settle_half_products
 from proximo.models.model_types import PreTrainedModel
 from proximo.models.torch_globals import guarded
+from proximo.system.machine import settle_half_products
 
 Precision = Literal["auto", "float32", "bfloat16"]
 

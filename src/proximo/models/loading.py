@@ -13,18 +13,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from proximo.machine import settle_half_products
 from proximo.models.adapters.files import base_name, is_adapter, load_adapter, quantize_as
 from proximo.models.adapters.lora import merge
 from proximo.models.adapters.quantized import Quantization, quantize
+from proximo.models.context_length import hold_frequencies
 from proximo.models.devices import with_precision
-from proximo.models.inspecting import dtypes, has_new_scales, inspect, largest, refuse_file
 from proximo.models.model_types import AutoClass, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from proximo.models.packing.attention import registered
 from proximo.models.packing.support import supports_packing, warn_of_fallback
-from proximo.models.positions import hold_frequencies
+from proximo.models.safe_files import dtypes, has_new_scales, inspect, largest, refuse_file
 from proximo.models.tokens.templates import check_template
 from proximo.models.torch_globals import guarded
+from proximo.system.machine import settle_half_products
 
 TEXTS: tuple[str, ...] = ("*.json", "*.jinja", "*.txt", "*.model")
 """Configs and tokenizers; of a model on the hub nothing else but safetensors is fetched."""

@@ -17,7 +17,7 @@ from torch.autograd.function import once_differentiable
 
 from proximo.models.compiling import keep_variants
 from proximo.models.devices import free_bytes
-from proximo.tensor_types import Float, Int
+from proximo.types.tensor_types import Float, Int
 
 CHUNK_BYTES = {"cuda": 2**30}
 """Of logits held at a time, by kind of device: a GPU wants large products, a CPU what its cache holds."""

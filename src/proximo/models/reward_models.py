@@ -7,15 +7,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad as widened
 
-from proximo.models.ends import declared_ends
+from proximo.models.context_length import check_rows
 from proximo.models.loading import has_score, load_tokenizer, load_weights, read_config
 from proximo.models.model_types import PreTrainedConfig, PreTrainedModel
 from proximo.models.packing.layout import pad
 from proximo.models.packing.support import supports_packing, warn_of_fallback
-from proximo.models.positions import check_rows
 from proximo.models.scoring import completion_states
-from proximo.tensor_types import Float, Int
+from proximo.models.stop_tokens import declared_ends
 from proximo.types import to_device
+from proximo.types.tensor_types import Float, Int
 
 HEAD = "score"
 

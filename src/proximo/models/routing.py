@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from proximo.models.model_types import Qwen3MoeTopKRouter
 from proximo.models.packing.layout import Places
-from proximo.tensor_types import Bool, Float, Int
+from proximo.types.tensor_types import Bool, Float, Int
 
 UNKNOWN = -1
 """Stands for an expert that was not recorded; the router then chooses."""

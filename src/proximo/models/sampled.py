@@ -9,7 +9,7 @@ from torch import Tensor
 
 from proximo.models.model_types import PreTrainedModel
 from proximo.models.scoring import score
-from proximo.tensor_types import Float, Int
+from proximo.types.tensor_types import Float, Int
 
 
 class SampledPolicy(Protocol):

@@ -9,15 +9,15 @@ import torch
 from torch import Tensor, nn
 
 from proximo.models.compiling import checkpoints, compiles, layer_run, reads_blocks
+from proximo.models.context_length import check_rows
 from proximo.models.logprobs import check_temperature, token_logprobs
 from proximo.models.model_types import PreTrainedModel
 from proximo.models.packing.attention import attention, hidden_states, registered
 from proximo.models.packing.layout import Packed, Padded, pack, pad
 from proximo.models.packing.support import supports_packing, warn_of_fallback
-from proximo.models.positions import check_rows
 from proximo.models.routing import Agreement, Recorder, Replay, Routes, recording, replaying, routes_of
-from proximo.tensor_types import Bool, Float, Int
 from proximo.types import to_device
+from proximo.types.tensor_types import Bool, Float, Int
 
 
 @dataclass(frozen=True)

@@ -13,15 +13,15 @@ import torch
 from torch import Tensor, nn
 
 from proximo.models.adapters.quantized import dequantize
+from proximo.models.context_length import check_rows
 from proximo.models.loading import has_score, load_model, read_config
 from proximo.models.model_types import PreTrainedModel
 from proximo.models.packing.attention import attention, body, wide_sums
 from proximo.models.packing.support import supports_packing
-from proximo.models.positions import check_rows
 from proximo.models.reward_models import load_reward_model
 from proximo.models.scoring import States, completion_states, states_at
-from proximo.tensor_types import Float
 from proximo.types import Batch
+from proximo.types.tensor_types import Float
 
 # What a user chooses
 

@@ -7,13 +7,13 @@ import torch
 
 from proximo.learner.memory import TokenCost, token_cost
 from proximo.learner.optimizer import HALVES
-from proximo.learner.rates import Moments, moment_bytes
+from proximo.learner.schedule import Moments, moment_bytes
 from proximo.models.adapters.lora import Lora
 from proximo.models.adapters.targets import target_layers
 from proximo.models.values import OwnLayers, OwnModel
 from proximo.planning.shapes import ModelShape, read_shape
-from proximo.training.config import RunConfig
-from proximo.training.preflight.estimate import Held, held_models
+from proximo.rl.config import RunConfig
+from proximo.rl.preflight.estimate import Held, held_models
 
 
 @dataclass(frozen=True)

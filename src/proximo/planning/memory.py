@@ -7,18 +7,18 @@ moments come with the first update and stay.
 
 from dataclasses import dataclass, replace
 
-from proximo.bench.workloads import Tail
 from proximo.learner.memory import GroupLengths, MemoryPlan, plan_memory, room_for_activations
 from proximo.learner.options import CPU_TOKENS
 from proximo.models.logprobs import CHUNK_BYTES, ELSEWHERE, KEPT_ELSEWHERE, KEPT_SHARE, chunk_rows, chunks_kept
 from proximo.planning.cards import Card
 from proximo.planning.holdings import Holding
 from proximo.planning.keys import KeyUse, keys_in_pages, keys_in_slots, pages_at_once, row_pages
+from proximo.planning.workloads import Tail
+from proximo.rl.build import MAX_SLOTS
+from proximo.rl.config import RunConfig
 from proximo.samplers.embedded.attention import PAGE, pages_for
 from proximo.samplers.embedded.buffers import BufferPlan, plan_of, room_for_keys
 from proximo.samplers.embedded.prefill import PREFILL_TOKENS
-from proximo.training.building import MAX_SLOTS
-from proximo.training.config import RunConfig
 
 LOGITS_COPIES = 2
 """Copies of a row's float32 logits in the captured steps' memory, while tokens are drawn and afterwards. Fitted to

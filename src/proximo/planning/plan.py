@@ -1,11 +1,11 @@
 """The plan of a run: full fine-tuning and LoRA side by side, each with its memory, its time and what would fit."""
 
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
-from proximo.maths.pieces.traits import KeepTraits
+from proximo.losses.pieces.traits import KeepTraits
 from proximo.models import Precision
 from proximo.models.adapters.lora import Lora
 from proximo.planning.cards import GIB, Card
@@ -13,8 +13,8 @@ from proximo.planning.fitting import largest_groups, longest_completions, smalle
 from proximo.planning.holdings import Component, Holding, holdings
 from proximo.planning.memory import MemoryUse, StepSize, memory_use
 from proximo.planning.times import StepTime, step_time
-from proximo.training.config import RunConfig
-from proximo.training.preflight.estimate import moments_on
+from proximo.rl.config import RunConfig
+from proximo.rl.preflight.estimate import moments_on
 
 
 @dataclass(frozen=True)
@@ -150,3 +150,6 @@ def _remarks(config: RunConfig, holding: Holding, size: StepSize, card: Card) ->
     if not card.is_gpu:
         found.append("on a CPU the peak is that of the whole process, and known less exactly than on a GPU")
     return found
+
+
+Switch = Literal["in_flight", "between", "aggregate"]

@@ -7,12 +7,12 @@ pass while they are used. Whole groups go to ranks, the largest first.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from proximo.learner.ranks import deal
 from proximo.planning.cards import Card
 from proximo.planning.holdings import Component, Holding
 from proximo.planning.memory import MemoryUse, StepSize, head_bytes, largest_pass, memory_use
 from proximo.planning.times import learning
-from proximo.training.config import RunConfig
-from proximo.training.ranks import deal
+from proximo.rl.config import RunConfig
 
 WIDE = 4
 """Bytes of a sharded number: float32, without masters."""

@@ -12,12 +12,12 @@ from typing import Any
 
 from transformers import Qwen3MoeConfig
 
-from proximo.bench.shapes import PUBLISHED, QWEN_FAMILY
 from proximo.models import supports_packing
 from proximo.models.loading import read_config, skeleton
 from proximo.models.model_types import PreTrainedConfig, PreTrainedModel
 from proximo.models.packing.attention import head_width
 from proximo.models.shipped import resolve
+from proximo.planning.published_shapes import PUBLISHED, QWEN_FAMILY
 
 SHAPES: Mapping[str, PreTrainedConfig] = {
     **{shape.name.removeprefix(QWEN_FAMILY): shape.config() for shape in PUBLISHED},

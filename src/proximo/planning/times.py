@@ -9,14 +9,14 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from proximo.bench.roofline import training
 from proximo.learner.optimizer import HALVES
 from proximo.learner.rounding import gate_width
-from proximo.maths.pieces.traits import AnchorTraits
+from proximo.losses.pieces.traits import AnchorTraits
 from proximo.planning.cards import Card
 from proximo.planning.holdings import Holding
 from proximo.planning.memory import MemoryUse, StepSize
-from proximo.training.config import RunConfig
+from proximo.planning.roofline import training
+from proximo.rl.config import RunConfig
 
 KERNELS_PER_LAYER, KERNELS_OTHER = 13, 6
 """Kernels of a decode step: about 370 were counted for 28 layers."""

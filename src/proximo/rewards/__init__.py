@@ -6,11 +6,11 @@ on what a model writes runs in a process of its own (workers.py); how it failed 
 active `Grading`.
 """
 
-from proximo.rewards.failures import GraderFailed
+from proximo.processes.failures import GraderFailed
 from proximo.rewards.function import PythonFunction
-from proximo.rewards.given import GivenFunction
 from proximo.rewards.judges.judge import Judge
 from proximo.rewards.mathematics import MathVerify
+from proximo.rewards.notebook_function import GivenFunction
 from proximo.rewards.protocol import Grader
 from proximo.rewards.text import ExactMatch, FormatReward
 

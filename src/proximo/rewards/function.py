@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from proximo.outside import place_of
+from proximo.config.plugins import place_of
 from proximo.rewards.grading import grading
 from proximo.rewards.processes import Job
 from proximo.rewards.protocol import Waiting

@@ -2,7 +2,7 @@
 
 A task or a reward is a value that several runs may hold, and its signature has no room for the run it grades for. So
 the run's `Grading` is found through a context variable: set by the run on its own thread, copied to the thread that
-grades (training/rl/grading.py), and unknown to other threads. Nothing here belongs to the whole process.
+grades (rl/grading.py), and unknown to other threads. Nothing here belongs to the whole process.
 """
 
 import weakref
@@ -13,10 +13,10 @@ from pathlib import Path
 from threading import Lock
 from typing import Protocol, TypeVar, cast
 
-from proximo.rewards.failures import Failure, Tally
+from proximo.processes.failures import Failure, Tally
+from proximo.processes.remote.places import Places
 from proximo.rewards.judges.usage import Usage
 from proximo.rewards.processes import Job
-from proximo.rewards.starting.places import Places
 from proximo.rewards.workers import Crew, Threads
 
 

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, Self
 
-from proximo.rewards.failures import Failure, plain
-from proximo.rewards.starting.frames import LOST
-from proximo.rewards.starting.places import Place, Places, command_of
-from proximo.rewards.starting.program import Program
+from proximo.processes.failures import Failure, plain
+from proximo.processes.remote.frames import LOST
+from proximo.processes.remote.places import Place, Places, command_of
+from proximo.processes.remote.program import Program
 from proximo.rewards.worker import LENGTH
 
 START_SECONDS = 120.0

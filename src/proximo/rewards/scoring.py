@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any, Protocol
 
+from proximo.processes.failures import Failure, Found, GraderFailed, checked, plain
 from proximo.rewards.calling import Junk, described, listed, to_number
-from proximo.rewards.failures import Failure, Found, GraderFailed, checked, plain
 from proximo.rewards.grading import grading, note_failure
 from proximo.rewards.processes import Job
 from proximo.rewards.protocol import Begins, Grader, Scores, Waiting

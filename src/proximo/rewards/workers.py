@@ -19,10 +19,10 @@ from contextvars import copy_context
 from dataclasses import replace
 from typing import Any
 
-from proximo.rewards.failures import Failure, Found, GraderFailed, checked, plain
+from proximo.processes.failures import Failure, Found, GraderFailed, checked, plain
+from proximo.processes.remote.places import Places
 from proximo.rewards.processes import NODE_LOST, TRIES, Job, NotLoaded, Process
 from proximo.rewards.protocol import Result, Waiting
-from proximo.rewards.starting.places import Places
 
 LONGEST = 86_400.0
 """Seconds of a call."""

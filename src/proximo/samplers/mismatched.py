@@ -15,9 +15,9 @@ from torch import Tensor
 from proximo.models import frozen_copy
 from proximo.models.model_types import PreTrainedTokenizerBase
 from proximo.models.routing import needed_routers
-from proximo.samplers import RunSamplers, SampledPolicy, SamplingOptions, Snapshot, Stream, gathered
-from proximo.samplers.drawing import signed
 from proximo.samplers.embedded import local_sampler
+from proximo.samplers.rng import signed
+from proximo.samplers.sampler import RunSamplers, SampledPolicy, SamplingOptions, Snapshot, Stream, gathered
 from proximo.types import Completion, Request
 
 

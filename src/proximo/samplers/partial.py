@@ -12,10 +12,10 @@ from torch import Tensor
 from proximo.models.model_types import PreTrainedTokenizerBase
 from proximo.models.routing import UNKNOWN
 from proximo.models.tokens.tokenizing import ReplyReader
-from proximo.samplers import SamplingOptions
-from proximo.samplers.drawing import draw, signed, turn_key, uniforms
-from proximo.tensor_types import Float, Int
+from proximo.samplers.rng import draw, signed, turn_key, uniforms
+from proximo.samplers.sampler import SamplingOptions
 from proximo.types import Completion, Request
+from proximo.types.tensor_types import Float, Int
 
 DIVERGED = "the model's logits are NaN: its weights have diverged, go back to a checkpoint"
 

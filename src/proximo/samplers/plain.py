@@ -10,13 +10,13 @@ from itertools import groupby
 
 import torch
 
-from proximo.models.ends import end_tokens
+from proximo.models.context_length import check_requests
 from proximo.models.model_types import PreTrainedModel, PreTrainedTokenizerBase
 from proximo.models.packing.attention import uses_our_attention
-from proximo.models.positions import check_requests
 from proximo.models.sampled import evaluating
-from proximo.samplers import SampledPolicy, SamplingOptions, Stream, gathered
+from proximo.models.stop_tokens import end_tokens
 from proximo.samplers.partial import Listener, PartialCompletion, TokenWriter, partials_of
+from proximo.samplers.sampler import SampledPolicy, SamplingOptions, Stream, gathered
 from proximo.types import Completion, Request
 
 

@@ -12,15 +12,15 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from proximo.models.ends import end_tokens
+from proximo.models.context_length import reach_of
 from proximo.models.model_types import PreTrainedModel, PreTrainedTokenizerBase
-from proximo.models.positions import reach_of
+from proximo.models.stop_tokens import end_tokens
 from proximo.models.tokens.tokenizing import ReplyReader
-from proximo.samplers.drawing import turn_key
 from proximo.samplers.embedded import local_sampler
 from proximo.samplers.partial import PartialCompletion
-from proximo.serving.jobs import Finish, Job, Piece
+from proximo.samplers.rng import turn_key
 from proximo.serving.logprobs import prompt_logprobs, token_logprobs
+from proximo.serving.queue import Finish, Job, Piece
 from proximo.serving.text import TextStream
 from proximo.types import Completion, Request
 

@@ -12,13 +12,13 @@ from lm_eval.api.model import TemplateLM
 from lm_eval.api.registry import register_model
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
-from proximo.door.machines import open_model
+from proximo.api.threads import open_model
 from proximo.models import Precision, prompt_tokens
-from proximo.models.positions import reach_of
+from proximo.models.context_length import reach_of
 from proximo.models.tokens.templates import rendered
 from proximo.models.tokens.tokenizing import ReplyReader
-from proximo.samplers import SamplingOptions
 from proximo.samplers.embedded import local_sampler
+from proximo.samplers.sampler import SamplingOptions
 from proximo.serving.logprobs import Row, token_logprobs
 from proximo.types import Request
 

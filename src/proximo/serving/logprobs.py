@@ -11,7 +11,7 @@ from proximo.models import completion_states, supports_packing
 from proximo.models.logprobs import project
 from proximo.models.model_types import PreTrainedModel
 from proximo.models.sampled import evaluating
-from proximo.tensor_types import Float
+from proximo.types.tensor_types import Float
 
 CHUNK = 256
 """Tokens whose logits are held at a time."""

@@ -21,9 +21,9 @@ from multiprocessing.connection import Connection
 from multiprocessing.reduction import ForkingPickler
 from typing import Literal
 
-from proximo.serving.asking import Asking, Question
-from proximo.serving.refusals import Refusal
-from proximo.storage.memory import limit_memory
+from proximo.serving.errors import Refusal
+from proximo.serving.requests import Asking, Question
+from proximo.system.memory import limit_memory
 
 SECONDS = 10.0
 """Seconds of the processor that reading a request may take."""

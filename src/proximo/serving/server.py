@@ -18,16 +18,16 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from proximo.insight.charts.pages import style
-from proximo.insight.view.connections import HEADER_SECONDS, server_of
+from proximo.insight.page.connections import HEADER_SECONDS, server_of
 from proximo.models.tokens.spelling import Spelling
-from proximo.plain_text import quoted
-from proximo.serving.asking import Question
+from proximo.serving.auth import Guard
 from proximo.serving.engine import Engine
-from proximo.serving.guarding import Guard
-from proximo.serving.jobs import Asked, Job, Piece
+from proximo.serving.errors import Refusal
+from proximo.serving.queue import Asked, Job, Piece
 from proximo.serving.reading import Kind, Reader
-from proximo.serving.refusals import Refusal
-from proximo.serving.replies import Choice, Replies, in_pieces
+from proximo.serving.requests import Question
+from proximo.serving.responses import Choice, Replies, in_pieces
+from proximo.system.safe_text import quoted
 
 STATIC = Path(__file__).parent / "static"
 """Style sheet that the other pages use, too."""

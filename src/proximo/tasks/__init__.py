@@ -5,6 +5,7 @@ The held-out split is disjoint from training and does not depend on the seed, so
 """
 
 from proximo.tasks.arithmetic import Arithmetic
+from proximo.tasks.chain import Chain
 from proximo.tasks.code import Code
 from proximo.tasks.countdown import Countdown
 from proximo.tasks.echo import Echo
@@ -14,7 +15,6 @@ from proximo.tasks.gym import Gym
 from proximo.tasks.protocol import RewardRange, Split, Task, reward_range
 from proximo.tasks.sorting import Sorting
 from proximo.tasks.sources.mixture import Mixture, Source
-from proximo.tasks.worked.chain import Chain
 
 TaskOptions = Arithmetic | Countdown | Echo | Sorting | Chain | Guessing | Gym | File | Code | Mixture | Task
 """What a config may name: one of ours, or any Task from a file, type = "my_file.py:MyTask"."""

@@ -11,9 +11,9 @@ from proximo.data import Row, stable_hash
 from proximo.data.locating import data_name
 from proximo.data.rows import check_share
 from proximo.data.splits import prompt_key
-from proximo.rewards.failures import Failure
+from proximo.processes.failures import Failure
+from proximo.processes.sandbox import Limits, Sandbox, SandboxFailed
 from proximo.rewards.grading import note_failure
-from proximo.sandbox import Limits, Sandbox, SandboxFailed
 from proximo.tasks.protocol import Split
 from proximo.tasks.reading import FileProblems
 from proximo.tasks.sources.prompting import row_prompt

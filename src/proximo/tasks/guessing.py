@@ -19,7 +19,7 @@ PROMPTS = {
 @dataclass(frozen=True)
 class Guessing:
     """Guess a secret number or word; give it an environment that answers guesses, such as
-    `proximo.worlds:NumberGuessing`. Without one, the first reply is the only guess."""
+    `proximo.environments.examples:NumberGuessing`. Without one, the first reply is the only guess."""
 
     secret: Literal["number", "word"] = "number"
     """What is guessed: a number from 1 to 9, or a word of three letters, each a, b or c."""

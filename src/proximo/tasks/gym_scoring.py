@@ -39,10 +39,11 @@ def _lock_in() -> None:
     """Restrict this process for good: it can read Python's library and write its answers, nothing else."""
     package = Path(__file__).parents[1]
     # Named but not run: the packages themselves would load torch.
-    for name, path in (("proximo", package), ("proximo.sandbox", package / "sandbox")):
-        sys.modules.setdefault(name, types.ModuleType(name)).__path__ = [str(path)]
-    from proximo.sandbox import caging
-    from proximo.sandbox.limits import LONGEST, Limits
+    for name in ("proximo", "proximo.processes", "proximo.processes.sandbox"):
+        folder = package.parent.joinpath(*name.split("."))
+        sys.modules.setdefault(name, types.ModuleType(name)).__path__ = [str(folder)]
+    from proximo.processes.sandbox import isolation
+    from proximo.processes.sandbox.limits import LONGEST, Limits
 
-    cage = caging.Cage(caging.readable_folders(), False, False, caging.landlock_version(), None)
-    caging.lock_in(cage, Limits(cpu_seconds=int(LONGEST), memory_mb=MEMORY_MB))
+    cage = isolation.Cage(isolation.readable_folders(), False, False, isolation.landlock_version(), None)
+    isolation.lock_in(cage, Limits(cpu_seconds=int(LONGEST), memory_mb=MEMORY_MB))

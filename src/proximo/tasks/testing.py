@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from proximo.data.rows import is_text, shortened
-from proximo.sandbox import Calls, Job, Sandbox
+from proximo.processes.sandbox import Calls, Job, Sandbox
 
 _RELATIVE, _ABSOLUTE = 1e-6, 1e-9
 """Tolerances for an expected number that is not whole: relative, and absolute where 0 is expected."""

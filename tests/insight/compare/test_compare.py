@@ -17,9 +17,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from proximo import explain, toml
-from proximo.algorithms import DAPO, GRPO, PPO
+from proximo.algorithms import DAPO, GRPO, PPO, explain
 from proximo.cli import main
+from proximo.config import toml
 from proximo.insight.compare import Budget, ComparisonPlan, Failure, Job, Place, Result, fair_line, make_plan, run_jobs
 from proximo.insight.compare import comparison_folder as place_module
 from proximo.insight.compare import workers as crew
@@ -33,21 +33,21 @@ from proximo.insight.compare.starting import Starter
 from proximo.insight.compare.worker import train_one
 from proximo.insight.folder import RunFolder
 from proximo.insight.report.facts import gather
-from proximo.machine import Machine
-from proximo.maths import Clip, KeepAll, SequenceMean
-from proximo.maths.intervals import T95
+from proximo.losses import Clip, KeepAll, SequenceMean
+from proximo.losses.intervals import T95
 from proximo.models import tiny_model, tiny_tokenizer
-from proximo.presets import FIVE, ablated, with_algorithm
-from proximo.samplers import SamplingOptions
+from proximo.recipes.presets import FIVE, ablated, with_algorithm
+from proximo.rl import run as training_run
+from proximo.rl.config import EvaluationOptions, RunConfig, TrainingOptions
+from proximo.rl.progress import Lines
+from proximo.rl.train import train
+from proximo.runs.files import METRICS
+from proximo.runs.session import begin
+from proximo.runs.signals import Stopped
+from proximo.samplers.sampler import SamplingOptions
+from proximo.system.machine import Machine
 from proximo.tasks import File
 from proximo.tasks.arithmetic import Arithmetic
-from proximo.training.config import EvaluationOptions, RunConfig, TrainingOptions
-from proximo.training.rl import run as training_run
-from proximo.training.rl.progress import Lines
-from proximo.training.rl.train import train
-from proximo.training.runfolder.files import METRICS
-from proximo.training.runfolder.resume import begin
-from proximo.training.runfolder.signals import Stopped
 
 SMALL = RunConfig(
     task=Arithmetic(operations=("+",), digits=2, held_out=12),

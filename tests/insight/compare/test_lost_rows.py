@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 import proximo
-from proximo.door.training import with_values
+from proximo.api.training import with_values
 from proximo.insight.compare.runs import is_finished
 from proximo.insight.compare.worker import train_one
-from proximo.machine import Machine
-from proximo.training.pipeline import stages
-from tests.door.settings import small
+from proximo.recipes.pipeline import stages
+from proximo.system.machine import Machine
+from tests.api.settings import small
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from tests.waiting import is_running, wait_until
 WORKER = """
 import os, signal, sys, time
 from pathlib import Path
-from proximo.sandbox.kernel import die_with_parent
+from proximo.processes.sandbox.kernel import die_with_parent
 
 if __name__ != "__main__":
     print("null")

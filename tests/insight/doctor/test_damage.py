@@ -12,11 +12,11 @@ from proximo.cli import main
 from proximo.insight.doctor.checkup import check_up
 from proximo.insight.folder import MAX_BYTES, RunFolder
 from proximo.insight.lens.steps import read_step
+from proximo.insight.page import overview
 from proximo.insight.report import gather, render
-from proximo.insight.view import overview
-from proximo.storage.folders import write_folder
-from proximo.storage.sealing import is_intact
-from proximo.training.runfolder.record import lost_rows
+from proximo.runs.run_json import lost_rows
+from proximo.system.folders import write_folder
+from proximo.system.sealing import is_intact
 from tests.stored import Asked, Said, store
 
 GROUPS = [Asked([Said(["a", "b"], 1.0, old=(-1.0, -1.0)), Said(["c"], 0.0, old=(-1.0,))])]

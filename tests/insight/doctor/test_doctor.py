@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 
 from proximo.cli import main
-from proximo.health import RULES
 from proximo.insight.doctor import installation
 from proximo.insight.doctor.checkup import check_up, summary
 from proximo.insight.doctor.installation import EXTRAS, is_within
 from proximo.insight.folder import RunFolder
-from proximo.machine import Machine, Readings
-from proximo.sandbox import NoSandbox
-from proximo.storage.folders import write_folder
-from proximo.training.rl.evaluate import wilson
+from proximo.processes.sandbox import NoSandbox
+from proximo.rl.evaluate import wilson
+from proximo.runs.health import RULES
+from proximo.system.folders import write_folder
+from proximo.system.machine import Machine, Readings
 from tests import ROOT
 
 STEP = {"outcome": 0.5, "reward": 0.5, "length": 100.0, "truncated": 0.0, "sampled_tokens": 100}

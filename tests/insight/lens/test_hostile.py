@@ -11,12 +11,12 @@ from proximo.insight.lens.columns import Columns
 from proximo.insight.lens.files import complaint, facts_of
 from proximo.insight.lens.steps import read_step
 from proximo.insight.lens.turns import read_turns
-from proximo.storage.parquet import Limits
-from proximo.storage.sealing import seal
-from proximo.tracking.tables import completion_rows
-from proximo.training.offline.pairs import PairsConfig, write_pairs
-from proximo.training.runfolder import rollout_files
-from proximo.training.runfolder.rollout_files import opened, read_columns
+from proximo.runs import rollout_files
+from proximo.runs.rollout_files import opened, read_columns
+from proximo.runs.tracking.source import completion_rows
+from proximo.supervised.pairs import PairsConfig, write_pairs
+from proximo.system.parquet import Limits
+from proximo.system.sealing import seal
 
 FACTS = {b"proximo": b'{"format": 3, "updates": []}'}
 

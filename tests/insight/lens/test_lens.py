@@ -16,13 +16,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import proximo
 from proximo.algorithms import DAPO, GMPO, GRPO, GSPO, KL_COV, PPO, REINFORCE_PP, RLOO, SAPO, VAPO, Algorithm
 from proximo.insight.lens.crediting import advantages_under
+from proximo.insight.lens.explanations import why
 from proximo.insight.lens.lens import look, policy_loss
 from proximo.insight.lens.replay import chosen, compared
 from proximo.insight.lens.states import BLOCKED, TokenState
 from proximo.insight.lens.steps import Step
-from proximo.insight.lens.words import why
-from proximo.insight.view import reader
-from proximo.maths import (
+from proximo.insight.page import reader
+from proximo.losses import (
     BatchScaled,
     CappedScore,
     Clip,
@@ -47,9 +47,9 @@ from proximo.maths import (
     Unclipped,
     ValueLoss,
 )
-from proximo.maths.pieces.traits import AdvantageTraits, GateTraits
-from proximo.training.config import RunConfig
-from proximo.training.runfolder.rollouts import write_rollouts
+from proximo.losses.pieces.traits import AdvantageTraits, GateTraits
+from proximo.rl.config import RunConfig
+from proximo.runs.rollouts import write_rollouts
 from tests import batches, fixture
 from tests.batches import NAMED
 from tests.fixture import ADVANTAGES, LOG_RATIO, MASK, OLD, REF, SMALL_LOG_RATIO, assert_close, matrix

@@ -10,23 +10,23 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from proximo import explain
-from proximo.algorithms import CLIP_COV, DAPO, GRPO, GSPO, PPO, SAPO, Algorithm
+from proximo.algorithms import CLIP_COV, DAPO, GRPO, GSPO, PPO, SAPO, Algorithm, explain
 from proximo.cli import main
 from proximo.insight.folder import RunFolder
 from proximo.insight.lens.gradients import _halves, check_tokens, half_gradients, parameter_gradients
 from proximo.insight.lens.lens import look, policy_loss
 from proximo.insight.lens.replay import FIVE, OWN, chosen, compared, max_flipped, own_name, remarks, token_table
 from proximo.insight.lens.states import BLOCKED, TokenState
-from proximo.maths import Clip, ClipCovariance, CurrentPolicy, GeometricClip, IcePop, TokenTruncated, TopEntropy
+from proximo.losses import Clip, ClipCovariance, CurrentPolicy, GeometricClip, IcePop, TokenTruncated, TopEntropy
 from proximo.models import load_model, load_tokenizer, tiny_model, tiny_moe, tiny_tokenizer
 from proximo.models.shipped import resolve
-from proximo.samplers import SamplingOptions
+from proximo.rl.config import EvaluationOptions, RunConfig, TrainingOptions, ValueOptions
+from proximo.rl.progress import Lines
+from proximo.rl.run import Run
+from proximo.rl.train import train
+from proximo.runs.options import CheckpointOptions
 from proximo.samplers.mismatched import Mismatched
-from proximo.training.config import CheckpointOptions, EvaluationOptions, RunConfig, TrainingOptions, ValueOptions
-from proximo.training.rl.progress import Lines
-from proximo.training.rl.run import Run
-from proximo.training.rl.train import train
+from proximo.samplers.sampler import SamplingOptions
 from tests.fixture import ADVANTAGES, LOG_RATIO, MASK, OLD, assert_close
 from tests.steps import batch_of, config, fixture_batch, fixture_step, stored, update
 

@@ -17,8 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from proximo import explain
-from proximo.algorithms import DAPO, GRPO, SAPO, Algorithm
+from proximo.algorithms import DAPO, GRPO, SAPO, Algorithm, explain
 from proximo.cli import main
 from proximo.insight.folder import RunFolder
 from proximo.insight.report import gather, render, summary
@@ -26,10 +25,10 @@ from proximo.insight.report.head import duration
 from proximo.insight.report.problems import extremes, held_out_pairs
 from proximo.insight.report.settings import again, files, size
 from proximo.insight.report.summary import sign_test
-from proximo.maths import Clip, SoftGate
-from proximo.training.runfolder.rollouts import write_rollouts
+from proximo.losses import Clip, SoftGate
+from proximo.runs.rollouts import write_rollouts
 from tests import ROOT
-from tests.insight.view.browser import append, rows, write_run
+from tests.insight.page.browser import append, rows, write_run
 
 SMALL = ["--training.groups", "3", "--training.group-size", "4", "--evaluation.problems", "12", "--device", "cpu"]
 SMALL += ["--training.minibatches", "1"]

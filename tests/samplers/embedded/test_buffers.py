@@ -11,9 +11,9 @@ from torch.nn.functional import scaled_dot_product_attention
 from proximo.samplers.embedded.attention import MIN_CHUNK, PAGE, PROGRAMS, plain_attention, work_items
 from proximo.samplers.embedded.buffers import BufferPlan, plan_for, with_pages, with_slots
 from proximo.samplers.embedded.cache import KeyShape
-from proximo.samplers.embedded.captured import MAX_KINDS, CapturedSteps, size_for
+from proximo.samplers.embedded.cuda_graphs import MAX_KINDS, CapturedSteps, size_for
 from proximo.samplers.embedded.paged import PagedCache
-from proximo.samplers.embedded.table import empty_table
+from proximo.samplers.embedded.row_state import empty_table
 
 SHAPE = KeyShape(layers=2, heads=2, width=4, dtype=torch.float64, device=torch.device("cpu"))
 FIRST, SECOND = (1, 2, 3), tuple(range(4, 74))

@@ -11,12 +11,12 @@ import torch
 
 from proximo.models import tiny_model, tiny_tokenizer
 from proximo.models.packing.attention import decoder_layers
-from proximo.samplers import SamplingOptions, gathered
 from proximo.samplers.embedded import EmbeddedSampler, buffers, prefill
 from proximo.samplers.embedded import sampler as embedded
-from proximo.samplers.embedded.captured import CapturedSteps
-from proximo.samplers.embedded.joined import joined_layers
+from proximo.samplers.embedded.cuda_graphs import CapturedSteps
+from proximo.samplers.embedded.merged_projections import joined_layers
 from proximo.samplers.embedded.paged import PagedCache
+from proximo.samplers.sampler import SamplingOptions, gathered
 from proximo.types import Request
 
 TOKENIZER = tiny_tokenizer()

@@ -20,13 +20,13 @@ from transformers import (
     SmolLM3ForCausalLM,
 )
 
-from proximo import machine
 from proximo.models import tiny_model
 from proximo.models.packing.attention import hidden_states, registered
 from proximo.models.tiny import tiny_moe
 from proximo.samplers.embedded import fused, prefill
 from proximo.samplers.embedded.fused import decode_states
 from proximo.samplers.embedded.prefill import ModelPasses
+from proximo.system import machine
 
 SHAPE = {
     "vocab_size": 23,

@@ -8,16 +8,16 @@ import pytest
 import torch
 
 import proximo
-from proximo import toml
+from proximo.config import toml
 from proximo.insight.folder import RunFolder
 from proximo.insight.report import write_report
 from proximo.rewards import ExactMatch
+from proximo.rl.config import EvaluationOptions, RunConfig
+from proximo.runs.ledger import check_ledger
 from proximo.tasks import Arithmetic, File, Mixture, Source
 from proximo.tasks.sources.opening import open_data
-from proximo.training.config import EvaluationOptions, RunConfig
-from proximo.training.runfolder.ledger import check_ledger
 from proximo.types import Completion
-from tests.door.settings import small
+from tests.api.settings import small
 
 
 def sums(path: Path, first: range, question: str = "prompt") -> str:

@@ -6,20 +6,20 @@ from dataclasses import dataclass, replace
 
 from transformers.utils.logging import disable_progress_bar
 
+from proximo.api.evaluating import own_file
 from proximo.cli.flags import changed, refuse, take_model, take_switch
 from proximo.cli.models import open_model
 from proximo.data.rows import is_text
-from proximo.door.evaluating import own_file
+from proximo.models.context_length import Reach, reach_of
 from proximo.models.model_types import PreTrainedTokenizerBase
-from proximo.models.positions import Reach, reach_of
 from proximo.models.tokens.tokenizing import ReplyReader, problem_tokens
-from proximo.plain_text import MAX_SHOWN, visible
-from proximo.samplers import SamplingOptions
 from proximo.samplers.embedded import EmbeddedSampler, local_sampler
 from proximo.samplers.partial import PartialCompletion
 from proximo.samplers.plain import PlainSampler
+from proximo.samplers.sampler import SamplingOptions
 from proximo.serving.conversation import Conversation
 from proximo.serving.text import TextStream
+from proximo.system.safe_text import MAX_SHOWN, visible
 from proximo.tasks import File
 from proximo.types import Completion, Request
 

@@ -11,7 +11,10 @@ from rich.console import Console
 from rich.status import Status
 from rich.text import Text
 
-from proximo import explain
+from proximo.algorithms import explain
+from proximo.algorithms.explain import Card
+from proximo.api.comparing import SEEDS, checked_plan, compared, compared_forks, default_jobs, machines_for
+from proximo.api.folders import folder_for
 from proximo.cli.configs import (
     named_algorithm,
     naming_flags,
@@ -22,10 +25,6 @@ from proximo.cli.configs import (
 )
 from proximo.cli.flags import asks_for_help, changed, refuse, said_later, say, take, take_switch
 from proximo.cli.run_folders import ACCEPT_LOST
-from proximo.defaults import listed
-from proximo.door.comparing import SEEDS, checked_plan, compared, compared_forks, default_jobs, machines_for
-from proximo.door.folders import folder_for
-from proximo.explain import Card
 from proximo.insight.compare import (
     JSON,
     MARKDOWN,
@@ -41,11 +40,12 @@ from proximo.insight.compare import (
 )
 from proximo.insight.folder import RunFolder
 from proximo.insight.report.facts import gather
-from proximo.presets import ARITHMETIC, COMPARISONS, Comparison, ablated
-from proximo.redacting import without_secrets
-from proximo.storage.opening import read_json, without_links
-from proximo.training.config import RunConfig
-from proximo.training.runfolder.signals import Stopped
+from proximo.recipes.defaults import listed
+from proximo.recipes.presets import ARITHMETIC, COMPARISONS, Comparison, ablated
+from proximo.rl.config import RunConfig
+from proximo.runs.signals import Stopped
+from proximo.system.opening import read_json, without_links
+from proximo.system.secrets import without_secrets
 
 DESCRIPTION = (
     "Train each algorithm or config with each seed, on one task and with an equal budget, and report which "

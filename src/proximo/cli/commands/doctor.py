@@ -10,11 +10,11 @@ from rich.text import Text
 
 from proximo.cli.flags import refuse, take_switch
 from proximo.cli.output.console import on_stdout
-from proximo.health import ENOUGH, Spell
 from proximo.insight.doctor.checkup import Checkup, check_up
 from proximo.insight.doctor.installation import Part, installation, is_fine
 from proximo.insight.folder import RunFolder
-from proximo.plain_text import counted, visible
+from proximo.runs.health import ENOUGH, Spell
+from proximo.system.safe_text import counted, visible
 
 USAGE = """usage: proximo doctor [RUN] [--json]
 

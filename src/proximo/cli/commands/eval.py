@@ -6,22 +6,14 @@ from pathlib import Path
 
 from transformers.utils.logging import disable_progress_bar
 
+from proximo.api.evaluating import EvalConfig, evaluated, on_all, on_data, own_evaluation, shipped_evaluation, task_name
+from proximo.api.evaluation.files import check_file, write_rows
+from proximo.api.evaluation.models import Candidate, candidates
+from proximo.api.evaluation.results import ModelResult
+from proximo.api.evaluation.table import pass_line, table
 from proximo.cli.data import is_rewarded, take_environment, take_task
 from proximo.cli.flags import asks_for_help, changed, refuse, say, take, take_models, take_several, take_switch
-from proximo.door.evaluating import (
-    EvalConfig,
-    evaluated,
-    on_all,
-    on_data,
-    own_evaluation,
-    shipped_evaluation,
-    task_name,
-)
-from proximo.evaluation.files import check_file, write_rows
-from proximo.evaluation.models import Candidate, candidates
-from proximo.evaluation.results import ModelResult
-from proximo.evaluation.table import pass_line, table
-from proximo.training.rl.progress import measure, share
+from proximo.rl.progress import measure, share
 
 HELP = """arguments of the command itself:
   MODEL ...            folders, run folders, checkpoints, hub ids or model names. A run brings its own settings; with

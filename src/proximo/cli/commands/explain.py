@@ -6,12 +6,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from proximo import explain
-from proximo.algorithms import Algorithm
+from proximo.algorithms import Algorithm, explain
+from proximo.algorithms.explain import Card
 from proximo.cli.flags import asks_for_help, changed, refuse
 from proximo.cli.output.console import on_stdout
 from proximo.cli.parsing import nearest
-from proximo.explain import Card
 
 DESCRIPTION = (
     "Explain an algorithm choice by choice: its objective, its stages, the source of each choice, and what TRL and "

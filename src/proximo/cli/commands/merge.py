@@ -3,8 +3,8 @@
 import json
 from dataclasses import asdict
 
+from proximo.api.export.merging import Merged, merge
 from proximo.cli.flags import asks_for_help, refuse, take, take_switch
-from proximo.exporting.merging import Merged, merge
 
 USAGE = """usage: proximo merge ADAPTER OUT [--dtype float32|bfloat16] [--json]
 

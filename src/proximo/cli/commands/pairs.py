@@ -4,7 +4,7 @@ import json
 from dataclasses import asdict
 
 from proximo.cli.flags import changed, refuse, take, take_switch
-from proximo.training.offline.pairs import Counts, PairsConfig, write_pairs
+from proximo.supervised.pairs import Counts, PairsConfig, write_pairs
 
 HELP = """flags of the command itself:
   --json  print the counts as JSON on stdout

@@ -7,18 +7,19 @@ from dataclasses import replace
 from rich.table import Table
 from transformers.utils.logging import disable_progress_bar
 
+from proximo.api.planning import PROMPT_TOKENS, plan
+from proximo.cli.commands.cluster_flags import CLUSTER_FLAGS, take_cluster
 from proximo.cli.configs import base_config, naming_flags
 from proximo.cli.flags import changed, refuse, take, take_number, take_switch
+from proximo.cli.laboratory import laboratory
 from proximo.cli.naming import flag_names
-from proximo.cli.output.cluster_plan import CLUSTER_FLAGS, run_cluster, take_cluster
 from proximo.cli.output.console import on_stdout
-from proximo.defaults import learning_rate
-from proximo.door.planning import PROMPT_TOKENS, plan
 from proximo.models.adapters.lora import Lora
 from proximo.planning.cards import CARDS, GIB, Card, chosen_card
 from proximo.planning.plan import Plan, Way
 from proximo.planning.shapes import SHAPES
-from proximo.presets import ARITHMETIC
+from proximo.recipes.defaults import learning_rate
+from proximo.recipes.presets import ARITHMETIC
 
 LABEL_WIDTH, VALUE_WIDTH = 46, 18
 
@@ -73,6 +74,7 @@ def run(arguments: list[str]) -> int:
     try:
         chosen = chosen_card(name, *numbers)
         if asked is not None:
+            run_cluster = laboratory("plan-gpus", "--gpus")
             return run_cluster(config, asked, chosen, prompt_tokens=prompt, mean_tokens=mean, as_json=as_json)
         found = plan(config, chosen, prompt_tokens=prompt, mean_tokens=mean)
     except ValueError as error:

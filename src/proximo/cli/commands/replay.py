@@ -20,8 +20,8 @@ from proximo.insight.lens.gradients import ParameterGradients, check_tokens, hal
 from proximo.insight.lens.replay import FIVE, Comparison, chosen, compared, remarks, token_table
 from proximo.insight.lens.steps import Step
 from proximo.models.shipped import resolve
-from proximo.storage.folders import whole_file
-from proximo.storage.opening import make_folder, replacing, without_links
+from proximo.system.folders import whole_file
+from proximo.system.opening import make_folder, replacing, without_links
 
 USAGE = """usage: proximo replay RUN --step N [--as NAME ...] [--pass N] [--model DIR [--halves]] [--out FILE] [--json]
 

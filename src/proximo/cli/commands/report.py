@@ -4,9 +4,9 @@ import json
 from pathlib import Path
 
 from proximo.cli.flags import refuse, take, take_switch
+from proximo.config.trust.permission import is_everything_permitted
 from proximo.insight.folder import RunFolder
 from proximo.insight.report import summary, write_report
-from proximo.trust.permission import is_everything_permitted
 
 USAGE = """usage: proximo report RUN [--out FILE.html] [--load-code] [--json]
 

@@ -13,13 +13,13 @@ from proximo.cli.configs import naming_flags, run_config
 from proximo.cli.flags import refuse, say, take_switch
 from proximo.cli.models import open_model
 from proximo.cli.output.console import on_stdout
-from proximo.plain_text import visible
+from proximo.recipes.selfcheck.checks import Check
+from proximo.recipes.selfcheck.selfcheck import selfcheck
 from proximo.rewards.grading import grading
-from proximo.storage.lines import plain
-from proximo.training.config import RunConfig
-from proximo.training.outside_errors import naming_failures
-from proximo.training.selfcheck.checks import Check
-from proximo.training.selfcheck.selfcheck import selfcheck
+from proximo.rl.config import RunConfig
+from proximo.rl.plugin_errors import naming_failures
+from proximo.system.lines import plain
+from proximo.system.safe_text import visible
 
 SELFCHECK_FLAGS = """flags of the command itself:
   --json                print the checks as JSON on stdout

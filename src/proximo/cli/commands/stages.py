@@ -8,7 +8,8 @@ from typing import TypeVar
 
 from transformers.utils.logging import disable_progress_bar
 
-from proximo import toml
+from proximo.api.folders import folder_for, suit_attempt
+from proximo.api.stages import StageFunction, fitted_in
 from proximo.cli.flags import asks_for_help, changed, refuse, say, take, take_switch
 from proximo.cli.naming import file_tables, flag_names
 from proximo.cli.run_folders import (
@@ -21,16 +22,15 @@ from proximo.cli.run_folders import (
     taken,
     with_ranks,
 )
+from proximo.config import toml
 from proximo.data import DataFile
-from proximo.door.folders import folder_for, suit_attempt
-from proximo.door.stages import StageFunction, fitted_in
-from proximo.plain_text import counted
-from proximo.tracking.starting import tracked
-from proximo.training.offline.dpo import DpoConfig, dpo
-from proximo.training.offline.fitting import Fitted
-from proximo.training.offline.reward_model import RewardModelConfig, train_reward_model
-from proximo.training.offline.sft import SftConfig, sft
-from proximo.training.offline.snapshots import POINTS
+from proximo.runs.tracking.sidecars import tracked
+from proximo.supervised.dpo import DpoConfig, dpo
+from proximo.supervised.fitting import Fitted
+from proximo.supervised.reward_model import RewardModelConfig, train_reward_model
+from proximo.supervised.sft import SftConfig, sft
+from proximo.supervised.snapshots import POINTS
+from proximo.system.safe_text import counted
 
 Config = TypeVar("Config", DpoConfig, RewardModelConfig, SftConfig)
 
@@ -137,7 +137,7 @@ def run_stage(
 
 
 def _follow(config: DpoConfig | RewardModelConfig | SftConfig) -> None:
-    from proximo.distributed.conducting import follow_stage
+    from proximo.distributed.rank0 import follow_stage
 
     follow_stage(config)
 

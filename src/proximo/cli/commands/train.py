@@ -10,8 +10,11 @@ from pathlib import Path
 
 from transformers.utils.logging import disable_progress_bar
 
-from proximo import explain, toml
-from proximo.cli.chains import pipelines
+from proximo.algorithms import explain
+from proximo.api.evaluating import task_name
+from proximo.api.planning import fit_here
+from proximo.api.training import trained
+from proximo.cli.commands import pipelines
 from proximo.cli.configs import naming_flags, preset, run_config
 from proximo.cli.flags import refuse, say, take, take_switch
 from proximo.cli.models import machine_line
@@ -26,22 +29,20 @@ from proximo.cli.run_folders import (
     taken,
     with_ranks,
 )
-from proximo.defaults import Default, listed
-from proximo.door.evaluating import task_name
-from proximo.door.planning import fit_here
-from proximo.door.training import trained
+from proximo.config import toml
 from proximo.insight.doctor.checkup import standing, summary
 from proximo.models import pick_device
-from proximo.plain_text import counted, quoted, visible
-from proximo.storage.opening import without_links
-from proximo.training.config import RunConfig
-from proximo.training.pipeline import PipelineConfig
-from proximo.training.preflight.estimate import batch_arithmetic, memory
-from proximo.training.preflight.preflight import rehearse
-from proximo.training.rl.progress import Lines, Progress, gain, measure, prompt_text, share
-from proximo.training.rl.result import RunResult
-from proximo.training.runfolder.checkpoints import step_of
-from proximo.training.runfolder.resume import Attempt
+from proximo.recipes.defaults import Default, listed
+from proximo.recipes.pipeline import PipelineConfig
+from proximo.rl.config import RunConfig
+from proximo.rl.preflight.estimate import batch_arithmetic, memory
+from proximo.rl.preflight.preflight import rehearse
+from proximo.rl.progress import Lines, Progress, gain, measure, prompt_text, share
+from proximo.rl.result import RunResult
+from proximo.runs.checkpoints import step_of
+from proximo.runs.session import Attempt
+from proximo.system.opening import without_links
+from proximo.system.safe_text import counted, quoted, visible
 from proximo.types import Problem
 
 TRAIN_FLAGS = """flags of the command itself:
@@ -157,7 +158,7 @@ def _print_plan(config: RunConfig, defaults: Sequence[Default], as_json: bool) -
 
 
 def follow_run(config: RunConfig) -> None:
-    from proximo.distributed.conducting import follow
+    from proximo.distributed.rank0 import follow
 
     follow(config)
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from proximo.cli.flags import refuse, take, take_switch
 from proximo.cli.output.static_page import write_static
-from proximo.storage.memory import return_memory
-from proximo.trust.permission import is_everything_permitted
+from proximo.config.trust.permission import is_everything_permitted
+from proximo.system.memory import return_memory
 
 USAGE = """usage: proximo view [RUN | DIR] [--port N] [--no-browser] [--load-code]
        proximo view --static OUT [RUN | DIR ...] [--steps LIST] [--load-code]
@@ -53,7 +53,7 @@ def run(arguments: list[str]) -> int:
     try:
         import torch
 
-        from proximo.insight.view.server import bind, server
+        from proximo.insight.page.server import bind, server
     except ModuleNotFoundError as error:
         if error.name not in ("starlette", "uvicorn"):
             raise

@@ -6,8 +6,8 @@ from dataclasses import MISSING, Field, is_dataclass
 from types import NoneType
 from typing import Any, get_args, get_origin
 
-from proximo.outside import FORM
-from proximo.pieces import classes, given_fields, protocols, union_members
+from proximo.config.plugins import FORM
+from proximo.config.unions import classes, given_fields, protocols, union_members
 
 WIDTH = 118
 KEPT = "\0"

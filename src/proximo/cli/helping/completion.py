@@ -45,8 +45,8 @@ def help_of(command: str) -> str:
 
 def words_of(command: str, text: str) -> Words:
     """The flags that a help text lists, and the names of what it takes."""
-    from proximo import explain
-    from proximo.presets import COMPARISONS, PRESETS
+    from proximo.algorithms import explain
+    from proximo.recipes.presets import COMPARISONS, PRESETS
 
     algorithms = tuple(card.name for card in explain.CARDS)
     listed = re.sub(r"\n\s+\{", " {", text.partition("\nexamples:")[0])

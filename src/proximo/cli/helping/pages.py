@@ -39,12 +39,10 @@ def stored_page(command: str) -> str | None:
 
 
 def write_pages() -> None:
-    """Render and store all of them, and the verdicts of studies."""
+    """Render and store all of them."""
     from proximo.cli.helping.completion import help_of
-    from proximo.cli.helping.verdicts import write_verdicts
 
     os.environ["COLUMNS"] = str(WIDTH)
     folder().mkdir(exist_ok=True)
     for command in PAGED:
         (folder() / f"{command}.txt").write_text(help_of(command), encoding="utf-8")
-    write_verdicts()

@@ -9,9 +9,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from proximo.plain_text import MAX_SHOWN, visible
-from proximo.training.records import Collected, Evaluation
-from proximo.training.rl.progress import measure, prompt_text, share, sparkline, summary
+from proximo.rl.progress import measure, prompt_text, share, sparkline, summary
+from proximo.runs.records import Collected, Evaluation
+from proximo.system.safe_text import MAX_SHOWN, visible
 
 
 class LiveView:

@@ -10,12 +10,12 @@ from rich.table import Table
 from rich.text import Text
 
 from proximo.insight.folder import RunFolder
+from proximo.insight.lens.explanations import why
 from proximo.insight.lens.gradients import ParameterGradients
 from proximo.insight.lens.replay import Comparison, max_flipped, remarks
 from proximo.insight.lens.steps import Step
 from proximo.insight.lens.turns import episodes_in_words, place_in_words
-from proximo.insight.lens.words import why
-from proximo.plain_text import quoted, visible
+from proximo.system.safe_text import quoted, visible
 
 SHOWN = 3
 """Flipped tokens that are printed."""

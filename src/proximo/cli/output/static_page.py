@@ -20,7 +20,7 @@ def write_static(out: Path, arguments: Sequence[str], steps: str | None, *, load
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         refuse(f"--static {out}: it is there already and not empty; give a new folder, or remove it")
     wanted = None if steps in (None, "all") else chosen_steps(steps)
-    from proximo.insight.view.bundle.writing import evenly, write_bundle
+    from proximo.insight.page.bundle.writing import evenly, write_bundle
 
     choose = list if steps == "all" else evenly if wanted is None else lambda there: [n for n in there if n in wanted]
     try:

@@ -11,7 +11,7 @@ from itertools import groupby, pairwise
 from typing import TypeVar
 
 from proximo.insight.charts.pages import Html, number, text
-from proximo.plain_text import visible
+from proximo.system.safe_text import visible
 
 WIDTH, HEIGHT, TOP, BOTTOM = 400, 220, 30, 34
 CHARACTER = 6.1

@@ -12,13 +12,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from proximo import toml
+from proximo.config import toml
 from proximo.insight.compare.plan import ComparisonPlan, Job
-from proximo.machine import Machine
-from proximo.storage.folders import write_file
-from proximo.storage.locks import NAME as LOCK
-from proximo.storage.opening import UnsafeFile, make_folder, read_json, read_text
-from proximo.training.runfolder.config_changes import differences
+from proximo.runs.config_changes import differences
+from proximo.system.folders import write_file
+from proximo.system.locks import NAME as LOCK
+from proximo.system.machine import Machine
+from proximo.system.opening import UnsafeFile, make_folder, read_json, read_text
 
 PLAN, CONFIGS, RUNS, LOGS = "plan.json", "configs", "runs", "logs"
 FORMAT = 1

@@ -7,7 +7,7 @@ from typing import Any
 
 from proximo.insight.compare.measured import Run
 from proximo.insight.compare.plan import ComparisonPlan
-from proximo.training.runfolder.record import COMPARED
+from proximo.runs.run_json import COMPARED
 
 EVEN = 0.05
 """Share of the budget by which the sampled tokens of two runs may differ."""

@@ -7,15 +7,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from proximo import toml
+from proximo.config import toml
 from proximo.insight.compare.measured import Run
 from proximo.insight.compare.plan import Budget, ComparisonPlan, Contender, Job, refuse_different, unique_names
 from proximo.insight.compare.result import Fork, Result, make_result
 from proximo.insight.folder import RunFolder
-from proximo.insight.lens.parting import fork_point, parting, told
+from proximo.insight.lens.fork_divergence import fork_point, parting, told
 from proximo.insight.report.facts import gather
-from proximo.training.runfolder.config_changes import differences
-from proximo.training.runfolder.forking import parent_of
+from proximo.runs.config_changes import differences
+from proximo.runs.forking import parent_of
 
 PARENTS = "parent"
 """Name of the runs that were forked, if there are several."""

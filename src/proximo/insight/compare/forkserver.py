@@ -14,8 +14,8 @@ import sys
 from importlib import import_module
 from pathlib import Path
 
-from proximo.sandbox.kernel import die_with_parent
-from proximo.storage.opening import appending
+from proximo.processes.sandbox.kernel import die_with_parent
+from proximo.system.opening import appending
 
 
 def main(arguments: list[str]) -> int:

@@ -9,12 +9,12 @@ from typing import NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from proximo.health.history import idle
 from proximo.insight.compare.plan import Job
 from proximo.insight.report.facts import Facts, Row, is_number, phases, real
-from proximo.maths.arithmetic import count_of
-from proximo.training.rl.evaluate import known_mean
-from proximo.training.runfolder.rollout_files import read_columns
+from proximo.losses.arithmetic import count_of
+from proximo.rl.evaluate import known_mean
+from proximo.runs.health.history import idle
+from proximo.runs.rollout_files import read_columns
 
 LAST = 0.1
 """Share of a run's last steps that represent its end."""

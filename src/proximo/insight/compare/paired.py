@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
 
-from proximo.maths.intervals import half_width, t95
-from proximo.training.rl.evaluate import known_mean
+from proximo.losses.intervals import half_width, t95
+from proximo.rl.evaluate import known_mean
 
 Verdict = Literal["the same", "within noise", "higher", "lower"]
 

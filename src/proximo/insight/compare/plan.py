@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from proximo.training.config import RunConfig
+from proximo.rl.config import RunConfig
 
 POINTS, APART = 10, 5
 """Defaults for evaluations during a run: POINTS of them if all completions have the maximum length, more if they are

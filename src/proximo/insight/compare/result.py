@@ -5,18 +5,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from proximo import explain, toml
+from proximo.algorithms import explain
+from proximo.config import toml
 from proximo.insight.compare.fairness import Check, checks, first_difference, fork_checks
 from proximo.insight.compare.measured import MEASURES, Run, by_seed
 from proximo.insight.compare.page.curves import HELD_OUT, Curve, all_curves
 from proximo.insight.compare.paired import Difference, answer_difference, seed_difference, step_difference
 from proximo.insight.compare.plan import Budget, ComparisonPlan, Contender
 from proximo.models import pick_device, pick_dtype
-from proximo.storage.lines import plain
-from proximo.training.config import RunConfig
-from proximo.training.preflight.estimate import held_models, moments_on
-from proximo.training.rl.evaluate import known_mean
-from proximo.training.runfolder.config_changes import flat
+from proximo.rl.config import RunConfig
+from proximo.rl.evaluate import known_mean
+from proximo.rl.preflight.estimate import held_models, moments_on
+from proximo.runs.config_changes import flat
+from proximo.system.lines import plain
 
 FORMAT = 1
 

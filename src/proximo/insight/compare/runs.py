@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from proximo import toml
+from proximo.config import toml
 from proximo.insight.compare.comparison_folder import Place
 from proximo.insight.compare.measured import Run
 from proximo.insight.compare.plan import ComparisonPlan, Job
@@ -10,7 +10,7 @@ from proximo.insight.compare.result import Result, make_result
 from proximo.insight.compare.workers import Failure
 from proximo.insight.folder import RunFolder
 from proximo.insight.report.facts import gather
-from proximo.training.runfolder.resume import begin
+from proximo.runs.session import begin
 
 
 def is_finished(job: Job, place: Place, accept_lost: bool = False) -> bool:

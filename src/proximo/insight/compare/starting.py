@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from proximo.storage.opening import appending
+from proximo.system.opening import appending
 
 FORKSERVER = "proximo.insight.compare.forkserver"
 USED_LATER = ("transformers.models.qwen3.modeling_qwen3", "transformers.models.qwen3_moe.modeling_qwen3_moe")

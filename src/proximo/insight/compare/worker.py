@@ -12,18 +12,19 @@ from pathlib import Path
 
 from transformers.utils.logging import disable_progress_bar
 
-from proximo import explain, toml
-from proximo.machine import Machine
-from proximo.plain_text import MAX_SHOWN, visible
-from proximo.redacting import masked
-from proximo.sandbox.kernel import die_with_parent
-from proximo.storage.opening import read_text
-from proximo.training.config import RunConfig
-from proximo.training.old_names import loads_run
-from proximo.training.rl.progress import Lines
-from proximo.training.rl.run import Run
-from proximo.training.rl.train import train
-from proximo.training.runfolder.resume import begin
+from proximo.algorithms import explain
+from proximo.config import toml
+from proximo.processes.sandbox.kernel import die_with_parent
+from proximo.rl.config import RunConfig
+from proximo.rl.load_config import loads_run
+from proximo.rl.progress import Lines
+from proximo.rl.run import Run
+from proximo.rl.train import train
+from proximo.runs.session import begin
+from proximo.system.machine import Machine
+from proximo.system.opening import read_text
+from proximo.system.safe_text import MAX_SHOWN, visible
+from proximo.system.secrets import masked
 
 Work = Callable[[RunConfig, Path, Machine, bool], None]
 """What a process does: a config, a folder, the machine's settings, and whether lost rows of a log are accepted."""

@@ -13,11 +13,11 @@ from pathlib import Path
 from proximo.insight.compare.comparison_folder import Place
 from proximo.insight.compare.plan import Job
 from proximo.insight.compare.starting import Process, Starter, starter
-from proximo.machine import THREADS, Machine
 from proximo.models import pick_device
-from proximo.storage.opening import open_file
-from proximo.training.config import RunConfig
-from proximo.training.runfolder.signals import Stop
+from proximo.rl.config import RunConfig
+from proximo.runs.signals import Stop
+from proximo.system.machine import THREADS, Machine
+from proximo.system.opening import open_file
 
 WORKER = "proximo.insight.compare.worker"
 LOOK_SECONDS = 0.2

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from proximo.health import ENOUGH, Finding, RuleState, Severity, Spell, watched, worst_first
-from proximo.health.timeline import with_loads
 from proximo.insight.doctor.damage import damage, unreadable
 from proximo.insight.doctor.verdict import Verdict, judge
 from proximo.insight.folder import RunFolder, State
-from proximo.training.runfolder.files import EVENTS, METRICS, TIMELINE
+from proximo.runs.files import EVENTS, METRICS, TIMELINE
+from proximo.runs.health import ENOUGH, Finding, RuleState, Severity, Spell, watched, worst_first
+from proximo.runs.health.timeline import with_loads
 
 
 @dataclass(frozen=True)

@@ -9,16 +9,10 @@ from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 
-from proximo.health import Finding
-from proximo.health.history import in_order
 from proximo.insight.folder import RunFolder
 from proximo.insight.lens.files import complaint
-from proximo.plain_text import quoted
-from proximo.storage.folders import complaints, read_manifest
-from proximo.storage.lines import to_row, whole_lines
-from proximo.storage.opening import LinkedFile, UnsafeFile, open_file, read_text, refuse_foreign
-from proximo.training.runfolder.checkpoints import CHECKPOINTS, STATE, saved, step_of
-from proximo.training.runfolder.files import (
+from proximo.runs.checkpoints import CHECKPOINTS, STATE, saved, step_of
+from proximo.runs.files import (
     CONFIG,
     EVIDENCE,
     LOCK,
@@ -31,8 +25,14 @@ from proximo.training.runfolder.files import (
     TRACEBACK,
     VERDICTS,
 )
-from proximo.training.runfolder.record import FORMAT, altered_logs, config_damage, lost_rows, missing_rollouts
-from proximo.training.runfolder.state import read_origin
+from proximo.runs.health import Finding
+from proximo.runs.health.history import in_order
+from proximo.runs.run_json import FORMAT, altered_logs, config_damage, lost_rows, missing_rollouts
+from proximo.runs.state import read_origin
+from proximo.system.folders import complaints, read_manifest
+from proximo.system.lines import to_row, whole_lines
+from proximo.system.opening import LinkedFile, UnsafeFile, open_file, read_text, refuse_foreign
+from proximo.system.safe_text import quoted
 
 Stamp = tuple[int, int]
 

@@ -13,9 +13,9 @@ from typing import Literal
 
 import torch
 
-from proximo import machine
 from proximo.models.shipped import smollm
-from proximo.sandbox import NoSandbox, Sandbox
+from proximo.processes.sandbox import NoSandbox, Sandbox
+from proximo.system import machine
 
 Standing = Literal["ok", "absent", "problem"]
 """Absent: missing but not needed by every run. Problem: runs will or may fail."""

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from proximo.health import ENOUGH, Finding
-from proximo.health.history import EARLY, mean, number
 from proximo.insight.folder import RunFolder, State
-from proximo.maths.intervals import half_width
-from proximo.plain_text import counted
+from proximo.losses.intervals import half_width
+from proximo.runs.health import ENOUGH, Finding
+from proximo.runs.health.history import EARLY, mean, number
+from proximo.system.safe_text import counted
 
 Row = dict[str, Any]
 Tone = Literal["good", "bad", "plain"]

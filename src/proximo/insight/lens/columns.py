@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from proximo.insight.lens.layout import Layout
-from proximo.tensor_types import Bool, Float, Int
-from proximo.training.runfolder.rollout_files import opened
+from proximo.runs.rollout_files import opened
+from proximo.types.tensor_types import Bool, Float, Int
 
 MISALIGNED = "it is damaged: a column is not aligned with the tokens"
 

@@ -7,12 +7,12 @@ from torch import Tensor
 
 from proximo.algorithms import Algorithm
 from proximo.insight.lens.steps import Step
-from proximo.maths.crediting import feedback_in, shaped_rewards
-from proximo.maths.pieces.credit import assign_parts
-from proximo.maths.pieces.traits import AdvantageTraits
-from proximo.tensor_types import Float
-from proximo.training.config import RunConfig
-from proximo.training.turn_rewards import at_their_turns
+from proximo.losses.advantage_inputs import feedback_in, shaped_rewards
+from proximo.losses.pieces.credit import assign_parts
+from proximo.losses.pieces.traits import AdvantageTraits
+from proximo.rl.config import RunConfig
+from proximo.rl.turn_rewards import at_their_turns
+from proximo.types.tensor_types import Float
 
 
 def advantages_under(step: Step, algorithm: Algorithm, config: RunConfig) -> tuple[Float[Tensor, " N"], list[str]]:

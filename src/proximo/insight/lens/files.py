@@ -7,10 +7,10 @@ from typing import Any, BinaryIO
 
 import pyarrow as pa
 
-from proximo.storage.opening import json_value, open_file
-from proximo.storage.sealing import is_intact
-from proximo.training.runfolder.rollout_files import MAX_FILE, opened
-from proximo.training.runfolder.rollouts import FACTS, FORMAT
+from proximo.runs.rollout_files import MAX_FILE, opened
+from proximo.runs.rollouts import FACTS, FORMAT
+from proximo.system.opening import json_value, open_file
+from proximo.system.sealing import is_intact
 
 CHANGED = "its bytes differ from what was written"
 LARGE = 8 << 20

@@ -21,11 +21,11 @@ from proximo.learner.options import CPU_TOKENS
 from proximo.learner.passes import Passes
 from proximo.models.model_types import PreTrainedModel, PreTrainedTokenizerBase
 from proximo.models.tokens.spelling import Spelling
-from proximo.plain_text import quoted
-from proximo.storage.lines import plain
-from proximo.tensor_types import Bool, Float
-from proximo.training.config import RunConfig
+from proximo.rl.config import RunConfig
+from proximo.system.lines import plain
+from proximo.system.safe_text import quoted
 from proximo.types import Batch, to_device
+from proximo.types.tensor_types import Bool, Float
 
 LOOKED_AT = 64
 """Number of completions whose tokens are compared; another tokenizer differs at once."""

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from proximo.models.packing.packed import similar
-from proximo.tensor_types import Bool, Int
+from proximo.types.tensor_types import Bool, Int
 
 PLACES = 3 << 14
 """Maximum of rows times width that is padded at once; a longer completion is padded alone."""

@@ -19,16 +19,16 @@ from proximo.insight.lens.layout import Layout
 from proximo.insight.lens.states import TokenState, is_blocked, states_of
 from proximo.insight.lens.steps import Step
 from proximo.insight.lens.threads import Made, computed
-from proximo.maths.arithmetic import bounded_exp
-from proximo.maths.groups import siblings
-from proximo.maths.objective import token_terms
-from proximo.maths.pieces.keeping import trained_mask
-from proximo.maths.pieces.traits import KeepTraits
-from proximo.maths.plans import Plan, plan_parts
-from proximo.maths.records import LossInputs, Rows
-from proximo.maths.rows import entropy_readers, rows_of
-from proximo.tensor_types import Bool, Float, Int
-from proximo.training.config import RunConfig
+from proximo.losses.arithmetic import bounded_exp
+from proximo.losses.groups import siblings
+from proximo.losses.inputs import entropy_readers, rows_of
+from proximo.losses.objective import token_terms
+from proximo.losses.pieces.filters import trained_mask
+from proximo.losses.pieces.traits import KeepTraits
+from proximo.losses.records import LossInputs, Rows
+from proximo.losses.token_weights import Plan, plan_parts
+from proximo.rl.config import RunConfig
+from proximo.types.tensor_types import Bool, Float, Int
 
 SOME = 64
 """Stride of the tokens that are compared before all of them are."""

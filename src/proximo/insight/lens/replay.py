@@ -11,16 +11,15 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
-from proximo import explain
-from proximo.algorithms import Algorithm
+from proximo.algorithms import Algorithm, explain
 from proximo.insight.lens.layout import PLACES
 from proximo.insight.lens.lens import StepView, look, step_loss
 from proximo.insight.lens.states import TokenState
 from proximo.insight.lens.steps import Step
 from proximo.insight.lens.turns import turns_of_tokens
-from proximo.storage.lines import plain
-from proximo.tensor_types import Bool, Float
-from proximo.training.config import RunConfig
+from proximo.rl.config import RunConfig
+from proximo.system.lines import plain
+from proximo.types.tensor_types import Bool, Float
 
 OWN = "own"
 """Name of a run's own algorithm if it is not a known one."""

@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 
 from proximo.algorithms import Algorithm
-from proximo.maths.arithmetic import bounded_exp
-from proximo.maths.objective import Terms
-from proximo.maths.pieces.traits import GateTraits, SelectionTraits
-from proximo.maths.records import Rows
-from proximo.tensor_types import Bool, Float, Int
+from proximo.losses.arithmetic import bounded_exp
+from proximo.losses.objective import Terms
+from proximo.losses.pieces.traits import GateTraits, SelectionTraits
+from proximo.losses.records import Rows
+from proximo.types.tensor_types import Bool, Float, Int
 
 SOFT = 0.005
 """A gate that stops less than this share counts as open."""

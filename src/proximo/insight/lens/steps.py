@@ -18,9 +18,9 @@ from proximo.insight.lens.files import CHANGED, facts_of, rollout_file, was_inta
 from proximo.insight.lens.layout import Layout
 from proximo.insight.lens.turns import read_messages, read_turns
 from proximo.models.routing import UNKNOWN
-from proximo.tensor_types import Bool, Float, Int
-from proximo.training.runfolder.rollouts import FORMAT
+from proximo.runs.rollouts import FORMAT
 from proximo.types import Batch, Turn
+from proximo.types.tensor_types import Bool, Float, Int
 
 MAX_TOKENS = 1 << 26
 """Maximum tokens of a step; each takes some hundred bytes of memory."""

@@ -13,9 +13,9 @@ from proximo.insight.report.head import head
 from proximo.insight.report.remarks import events, health
 from proximo.insight.report.settings import configuration, files, repeating
 from proximo.insight.report.summary import summary
-from proximo.storage.folders import write_file
-from proximo.storage.opening import without_links
-from proximo.training.runfolder.files import REPORT
+from proximo.runs.files import REPORT
+from proximo.system.folders import write_file
+from proximo.system.opening import without_links
 
 __all__ = ["REPORT", "Facts", "gather", "render", "summary", "write_report"]
 

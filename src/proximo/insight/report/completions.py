@@ -7,7 +7,7 @@ from proximo.insight.charts.pages import Html, number, table, text
 from proximo.insight.reading import is_number
 from proximo.insight.report.facts import Facts
 from proximo.insight.report.problems import Pair, ShownCompletion, ShownProblem, extremes
-from proximo.plain_text import visible
+from proximo.system.safe_text import visible
 
 MAX_TEXT, LINE, HALF = 2000, 110, 40
 """Maximum characters shown of a text; total characters of a problem's texts up to which they fit in a table row, and

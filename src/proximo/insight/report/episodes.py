@@ -12,8 +12,8 @@ from proximo.insight.folder import RunFolder
 from proximo.insight.lens.turns import REPLY, counted, read_turns
 from proximo.insight.reading import Row, is_number, real
 from proximo.insight.report.facts import Facts
-from proximo.plain_text import visible
-from proximo.training.runfolder.rollout_files import read_columns
+from proximo.runs.rollout_files import read_columns
+from proximo.system.safe_text import visible
 from proximo.types import Turn
 
 MAX_STEPS, MAX_REPLIES, MAX_REASONS = 20, 8, 5

@@ -10,21 +10,21 @@ from datetime import datetime
 from functools import cached_property
 from typing import Any
 
-from proximo import explain, toml
-from proximo.algorithms import UnusualChoice
-from proximo.health import Spell, worst_first
+from proximo.algorithms import UnusualChoice, explain
+from proximo.config import toml
+from proximo.config.aliases import renewed
 from proximo.insight.charts.drawing import Number
 from proximo.insight.doctor.checkup import Checkup, check_up
 from proximo.insight.folder import RunFolder, State
 from proximo.insight.reading import Row, is_number, phases, real
 from proximo.insight.report.problems import Pair, held_out_pairs
-from proximo.training.config import RunConfig
-from proximo.training.offline.dpo import DpoConfig
-from proximo.training.offline.reward_model import RewardModelConfig
-from proximo.training.offline.sft import SftConfig
-from proximo.training.old_names import renewed
-from proximo.training.pipeline import PipelineConfig
-from proximo.training.runfolder.files import EVENTS, METRICS, TIMINGS
+from proximo.recipes.pipeline import PipelineConfig
+from proximo.rl.config import RunConfig
+from proximo.runs.files import EVENTS, METRICS, TIMINGS
+from proximo.runs.health import Spell, worst_first
+from proximo.supervised.dpo import DpoConfig
+from proximo.supervised.reward_model import RewardModelConfig
+from proximo.supervised.sft import SftConfig
 
 STAGES = ((SftConfig, ("sft",)), (RewardModelConfig, ("reward-model",)), (DpoConfig, ("dpo",)))
 COMMANDS = ((RunConfig, ("train",)), *STAGES, (PipelineConfig, ("train", "pipeline-demo")))

@@ -9,8 +9,8 @@ from proximo.insight.charts.pages import Html, anchor, number, text
 from proximo.insight.reading import Row, is_number, real
 from proximo.insight.report.facts import Facts
 from proximo.insight.report.summary import changes, first_and_last, sign_test
-from proximo.plain_text import visible
-from proximo.training.runfolder.forking import parent_of
+from proximo.runs.forking import parent_of
+from proximo.system.safe_text import visible
 
 LIKELY = 0.05
 """p-value below which the change in answers is unlikely to be chance."""

@@ -9,8 +9,8 @@ from typing import Any
 from proximo.insight.lens.steps import Step
 from proximo.insight.lens.turns import transcript
 from proximo.insight.reading import Row, is_number, real
-from proximo.training.config import RunConfig
-from proximo.training.rl.progress import prompt_text
+from proximo.rl.config import RunConfig
+from proximo.rl.progress import prompt_text
 from proximo.types import Problem
 
 

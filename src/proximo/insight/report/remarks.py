@@ -2,10 +2,10 @@
 
 from urllib.parse import quote
 
-from proximo.health import Finding, Spell
 from proximo.insight.charts.pages import table, text
 from proximo.insight.report.facts import Facts
-from proximo.plain_text import visible
+from proximo.runs.health import Finding, Spell
+from proximo.system.safe_text import visible
 
 MAX_EVENTS = 300
 """Maximum characters shown of an event."""

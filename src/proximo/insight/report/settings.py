@@ -4,13 +4,13 @@ import os
 import shlex
 from pathlib import Path
 
-from proximo import explain
-from proximo.explain import Card
+from proximo.algorithms import explain
+from proximo.algorithms.explain import Card
 from proximo.insight.charts.pages import Html, table, text
 from proximo.insight.reading import is_number
 from proximo.insight.report.facts import Facts
-from proximo.plain_text import visible
-from proximo.training.config import RunConfig
+from proximo.rl.config import RunConfig
+from proximo.system.safe_text import visible
 
 MAX_TEXT = 20_000
 """Maximum characters shown of config.toml."""

@@ -4,7 +4,7 @@ import math
 from dataclasses import asdict
 from typing import Any
 
-from proximo import explain
+from proximo.algorithms import explain
 from proximo.insight.reading import Row
 from proximo.insight.report.episodes import episode_steps
 from proximo.insight.report.facts import Facts

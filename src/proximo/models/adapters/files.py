@@ -16,10 +16,10 @@ from torch import Tensor
 from proximo.models.adapters.lora import NAME, adapter_parameters, has_adapter, import_peft, inject, lora_layers
 from proximo.models.adapters.quantized import QUANTIZATIONS, Quantization, quantize, quantized_layers
 from proximo.models.adapters.targets import names_for_peft
-from proximo.models.inspecting import ADAPTER as CONFIG
-from proximo.models.inspecting import ADAPTER_WEIGHTS as WEIGHTS
-from proximo.models.inspecting import json_object, tensors
 from proximo.models.model_types import PreTrainedModel
+from proximo.models.safe_files import ADAPTER as CONFIG
+from proximo.models.safe_files import ADAPTER_WEIGHTS as WEIGHTS
+from proximo.models.safe_files import json_object, tensors
 
 QUANTIZATION = "base_quantization.json"
 """How the base model was quantised while the adapter was trained, and to which dtype its weights were rounded first."""

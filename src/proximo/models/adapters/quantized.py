@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from proximo.models.model_types import PreTrainedModel
-from proximo.tensor_types import Float
+from proximo.types.tensor_types import Float
 
 Quantization = Literal["int8", "nf4"]
 """`int8`: 8 bits, one scale per row. `nf4`: 4 bits of the normal distribution's quantiles, one scale per 64 weights."""

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from proximo.models.model_types import PreTrainedConfig, PreTrainedModel
-from proximo.tensor_types import Float
+from proximo.types.tensor_types import Float
 
 NAME = "proximo"
 

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from proximo.tensor_types import Bool, Float, Int
 from proximo.types import to_device
+from proximo.types.tensor_types import Bool, Float, Int
 
 SHORT = 64
 """Length below which spans of all lengths share a call: padding costs less than a separate call."""

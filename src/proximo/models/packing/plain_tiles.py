@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from proximo.tensor_types import Float, Int
+from proximo.types.tensor_types import Float, Int
 
 TILE = 128
 """Tokens of a tile."""

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from proximo.models.packing.plain_tiles import TILE, Tables
 from proximo.models.packing.tile_kernels import attend_tiles, key_gradient, query_gradient, sum_parts
-from proximo.tensor_types import Float
+from proximo.types.tensor_types import Float
 
 LOG2_E = 1.4426950408889634
 SUMMED_ROWS = 16

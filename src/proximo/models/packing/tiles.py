@@ -11,8 +11,8 @@ from torch import Tensor
 
 from proximo.models.packing.plain_tiles import TILE
 from proximo.models.packing.tile_attention import packed_attention
-from proximo.tensor_types import Float, Int
 from proximo.types import to_device
+from proximo.types.tensor_types import Float, Int
 
 BLOCK = 128
 """The row has the shape [blocks, 128], so that a compiled layer knows its length to be a multiple of 128."""

@@ -7,8 +7,8 @@ from functools import cache
 from pathlib import Path
 
 from proximo.models.shipped import smollm
-from proximo.storage.folders import MANIFEST, complaints
-from proximo.storage.opening import names, without_links
+from proximo.system.folders import MANIFEST, complaints
+from proximo.system.opening import names, without_links
 
 FOLDER = Path(__file__).parents[1] / "weights"
 MAX_RESULT = 200_000_000

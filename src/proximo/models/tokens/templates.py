@@ -12,7 +12,7 @@ from jinja2 import Environment, TemplateError, TemplateSyntaxError, nodes
 from jinja2.exceptions import SecurityError
 
 from proximo.models.model_types import PreTrainedTokenizerBase
-from proximo.storage.memory import within_memory
+from proximo.system.memory import within_memory
 
 SECONDS = 10.0
 """Seconds per conversation; a real template takes about a millisecond."""

@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from proximo.storage.lines import Lines
-from proximo.storage.opening import make_folder, names
+from proximo.system.lines import Lines
+from proximo.system.opening import make_folder, names
 
 
 def key_of(question: Mapping[str, Any]) -> str:

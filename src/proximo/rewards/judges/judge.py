@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from proximo.redacting import masked
-from proximo.rewards.failures import Failure, Found
+from proximo.processes.failures import Failure, Found
 from proximo.rewards.grading import Grading, grading
 from proximo.rewards.judges.asking import TooLate, Unreachable, request
 from proximo.rewards.judges.cache import Verdicts
@@ -16,7 +15,8 @@ from proximo.rewards.judges.verdicts import asked
 from proximo.rewards.protocol import Waiting
 from proximo.rewards.scoring import Answer, noted
 from proximo.rewards.workers import check_at_once, check_seconds
-from proximo.storage.opening import make_folder, read_text, without_links
+from proximo.system.opening import make_folder, read_text, without_links
+from proximo.system.secrets import masked
 from proximo.types import Completion, Problem
 
 CHECK_SECONDS = 20.0

@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from proximo.rewards.failures import Failure, GraderFailed, plain
+from proximo.processes.failures import Failure, GraderFailed, plain
 from proximo.rewards.judges.asking import Reply, TooLate, Unreachable, request
 from proximo.rewards.judges.cache import Verdicts, key_of
 from proximo.rewards.judges.usage import Usage

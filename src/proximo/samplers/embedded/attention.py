@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from proximo.tensor_types import Bool, Float, Int
+from proximo.types.tensor_types import Bool, Float, Int
 
 PAGE = 64
 """Tokens in a page: what a kernel reads at a time, and on average half of it is wasted for each row."""

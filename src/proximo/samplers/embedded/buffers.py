@@ -16,9 +16,9 @@ from proximo.models import free_bytes
 from proximo.models.model_types import PreTrainedModel
 from proximo.samplers.embedded.attention import PAGE, pages_for
 from proximo.samplers.embedded.cache import KeyShape, SlotCache, key_shape
-from proximo.samplers.embedded.captured import CapturedSteps
+from proximo.samplers.embedded.cuda_graphs import CapturedSteps
 from proximo.samplers.embedded.paged import MAX_LANES, PagedCache
-from proximo.samplers.embedded.table import DecodeTable, empty_table
+from proximo.samplers.embedded.row_state import DecodeTable, empty_table
 
 MEMORY_SHARE = 0.6
 """Of a GPU's free memory, for keys and values at most: what is left is for the learner."""

@@ -13,8 +13,8 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from proximo.models.model_types import PreTrainedModel
 from proximo.models.packing.attention import head_width
-from proximo.samplers.embedded.table import DecodeTable
-from proximo.tensor_types import Bool, Float, Int
+from proximo.samplers.embedded.row_state import DecodeTable
+from proximo.types.tensor_types import Bool, Float, Int
 
 ALIGNMENT = 16
 """Lengths are rounded up to it: kernels like aligned masks, and fewer shapes occur."""

@@ -10,13 +10,13 @@ from torch import Tensor
 
 from proximo.models.compiling import compiles
 from proximo.models.model_types import PreTrainedModel
-from proximo.samplers.drawing import draw
 from proximo.samplers.embedded.buffers import DecodeBuffers
-from proximo.samplers.embedded.captured import compiled_draw, size_for
+from proximo.samplers.embedded.cuda_graphs import compiled_draw, size_for
 from proximo.samplers.embedded.fused import decode_states
 from proximo.samplers.embedded.paged import PagedCache, StoredRow
 from proximo.samplers.embedded.prefill import ModelPasses, Prefills, Prompt
 from proximo.samplers.partial import DIVERGED, PartialCompletion, TokenWriter
+from proximo.samplers.rng import draw
 
 LOOK_EVERY = 16
 """Decode steps on a GPU between two checks by the host for rows that have ended."""

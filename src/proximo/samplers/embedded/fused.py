@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, rms_norm
 
-from proximo.machine import side_by_side
 from proximo.models.model_types import PreTrainedModel
 from proximo.models.packing.attention import LayerReader, Reader, body, decoder_layers, hidden_states
-from proximo.tensor_types import Float, Int
+from proximo.system.machine import side_by_side
+from proximo.types.tensor_types import Float, Int
 
 MAX_COPIED = 8_000_000
 """Weights in the layers. Beyond it the copy costs more time and memory than the step saves."""

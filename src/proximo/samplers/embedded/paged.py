@@ -22,8 +22,8 @@ from proximo.samplers.embedded.attention import (
     plan_spans,
 )
 from proximo.samplers.embedded.cache import KeyShape
-from proximo.samplers.embedded.table import DecodeTable
-from proximo.tensor_types import Float
+from proximo.samplers.embedded.row_state import DecodeTable
+from proximo.types.tensor_types import Float
 
 Prompt = tuple[int, ...]
 MAX_LANES = 64
@@ -261,6 +261,6 @@ class _Mirrored:
 def _kernels(device: torch.device) -> Kernels:
     if device.type != "cuda":
         return Kernels(plan_spans, plain_attention, None)
-    from proximo.samplers.embedded import front, kernels  # need triton, which comes with torch for GPUs
+    from proximo.samplers.embedded import decode_prologue, kernels  # need triton, which comes with torch for GPUs
 
-    return Kernels(front.plan_spans, kernels.decode_attention, front.joined_attention)
+    return Kernels(decode_prologue.plan_spans, kernels.decode_attention, decode_prologue.joined_attention)

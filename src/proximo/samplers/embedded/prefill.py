@@ -6,14 +6,14 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from proximo.machine import side_by_side
 from proximo.models.logprobs import project
 from proximo.models.model_types import PreTrainedModel
 from proximo.models.packing.attention import Reader
 from proximo.models.routing import recording
 from proximo.samplers.embedded.cache import PrefillReader
 from proximo.samplers.embedded.fused import MAX_COPIED, is_exact
-from proximo.tensor_types import Float, Int
+from proximo.system.machine import side_by_side
+from proximo.types.tensor_types import Float, Int
 
 PREFILL_TOKENS = 8192
 """Prompts are read in batches of about this many tokens, padding included: enough to keep a device busy."""

@@ -10,18 +10,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from proximo.models.ends import end_tokens
+from proximo.models.context_length import check_requests
 from proximo.models.model_types import PreTrainedModel, PreTrainedTokenizerBase
 from proximo.models.packing.attention import uses_our_attention
-from proximo.models.positions import check_requests
 from proximo.models.routing import needed_routers
 from proximo.models.sampled import evaluating
-from proximo.samplers import RunSamplers, SampledPolicy, SamplingOptions, Stream, gathered
+from proximo.models.stop_tokens import end_tokens
 from proximo.samplers.embedded.buffers import BufferPool, plan_for
-from proximo.samplers.embedded.captured import compiled_states
+from proximo.samplers.embedded.cuda_graphs import compiled_states
 from proximo.samplers.embedded.decoding import Decoding
 from proximo.samplers.partial import Listener, TokenWriter, partials_of
 from proximo.samplers.plain import PlainSampler
+from proximo.samplers.sampler import RunSamplers, SampledPolicy, SamplingOptions, Stream, gathered
 from proximo.types import Completion, Request
 
 

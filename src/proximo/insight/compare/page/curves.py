@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from proximo.insight.compare.measured import MEASURES, Point, Run
-from proximo.maths.intervals import half_width
-from proximo.training.rl.evaluate import known_mean
+from proximo.losses.intervals import half_width
+from proximo.rl.evaluate import known_mean
 
 BINS = 30
 """Maximum points of a curve; steps in between are averaged, since a single step is mostly noise."""

@@ -12,8 +12,8 @@ from proximo.insight.compare.page.forest import forest
 from proximo.insight.compare.page.report_parts import Block, Chart, Code, Intervals, Lead, ReportTable, Section
 from proximo.insight.compare.page.verdicts import fair, parted, verdict
 from proximo.insight.compare.result import Result
-from proximo.plain_text import visible
-from proximo.storage.folders import write_file
+from proximo.system.folders import write_file
+from proximo.system.safe_text import visible
 
 JSON, MARKDOWN, PAGE = "compare.json", "compare.md", "compare.html"
 PAIRS = "grid-template-columns: repeat(auto-fill, minmax(min(100%, 480px), 1fr))"

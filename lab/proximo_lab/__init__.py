@@ -1,0 +1,1 @@
+"""The laboratory: studies, benchmarks, faults, parity, journeys and experiments around Proximo."""

@@ -1,0 +1,8 @@
+"""`proximo bench`."""
+
+from proximo_lab.bench.running import main
+
+
+def run(arguments: list[str]) -> int:
+    """What `main` returns."""
+    return main(arguments, prog="proximo bench")

@@ -1,0 +1,139 @@
+"""`proximo plan --gpus N`: its flags, its table and its page."""
+
+import json
+import sys
+
+from rich.table import Table
+
+from proximo.cli.commands.cluster_flags import Asked
+from proximo.cli.flags import refuse, say
+from proximo.cli.output.console import on_stdout
+from proximo.planning.cards import GIB, Card
+from proximo.rl.config import RunConfig
+from proximo.system.folders import write_file
+from proximo.system.opening import without_links
+from proximo_lab.cluster_plan.lengths import Lengths, Recorded, Tailed
+from proximo_lab.cluster_plan.pictures import ages, cluster_page, memory_rows
+from proximo_lab.cluster_plan.search import Cluster, ClusterPlan, plan_cluster
+from proximo_lab.cluster_plan.timings import PREDICTED, Timings, timings_of
+
+
+def run_cluster(
+    config: RunConfig, asked: Asked, chosen: Card, *, prompt_tokens: int, mean_tokens: int | None, as_json: bool
+) -> int:
+    """Print the plan, and write its page if it is asked for."""
+    try:
+        lengths = _lengths(config, asked, mean_tokens)
+        found = plan_cluster(
+            config,
+            Cluster(chosen, asked.gpus, asked.per_node, asked.network, asked.engine_gpus),
+            lengths,
+            prompt_tokens=prompt_tokens,
+            staleness=asked.staleness,
+            switch=asked.switch,
+            timings=_timings(asked, lengths, prompt_tokens),
+            say=say if sys.stderr.isatty() else lambda line: None,
+        )
+        if asked.report is not None:
+            write_file(without_links(asked.report), cluster_page(found).encode())
+    except (OSError, ValueError) as error:
+        refuse(str(error))
+    if as_json:
+        print(json.dumps(found.to_dict()))
+    else:
+        _print(found)
+        if asked.report is not None:
+            print(f"pictures: {asked.report}")
+    return 0
+
+
+def _lengths(config: RunConfig, asked: Asked, mean_tokens: int | None) -> Lengths:
+    if asked.run is not None:
+        return Recorded.of(asked.run)
+    most = config.sampling.max_tokens
+    if mean_tokens is not None:
+        return Tailed(mean_tokens, most) if asked.sigma is None else Tailed(mean_tokens, most, asked.sigma)
+    if asked.sigma is not None:
+        raise ValueError(f"--sigma {asked.sigma:g} is the tail of lengths around their mean: give --mean-tokens too")
+    return Tailed(most, most, 0.0)
+
+
+def _timings(asked: Asked, lengths: Lengths, prompt_tokens: int) -> Timings:
+    if asked.run is None or asked.timed_on is None:
+        return PREDICTED
+    mean = round(float(lengths.draw(1000, 1, seed=0).mean()))
+    return timings_of(asked.run, asked.timed_on, prompt_tokens=prompt_tokens, mean_tokens=mean)
+
+
+def _print(found: ClusterPlan) -> None:
+    console = on_stdout(160, highlight=False)
+    cluster, size = found.cluster, found.size
+    console.print(
+        f"{found.model}: {found.parameters / 1e9:,.3f} B parameters on {cluster.gpus:,} {cluster.card.name} "
+        f"({cluster.per_node} a node)",
+        markup=False,
+    )
+    console.print(
+        f"a step: {size.groups:,} prompts of {size.prompt_tokens:,} tokens × {size.group_size} completions; "
+        f"{found.lengths}; weights change {found.switch.replace('_', ' ')}; everything below is predicted\n",
+        markup=False,
+        soft_wrap=True,
+    )
+    console.print(_best(found))
+    console.print()
+    console.print(_memory(found))
+    console.print("\n" + "\n".join(_remarks(found)), markup=False, soft_wrap=True)
+
+
+def _best(found: ClusterPlan) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    names = "staleness", "learner ranks", "shard", "engines", "s a step", "update", "waiting", "push"
+    for name in (*names, "learner busy", "engines busy", "requests/engine"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("trained tokens by age")
+    for each in found.staleness:
+        point = found.best(each)
+        outcome = point.outcome
+        table.add_row(
+            str(each),
+            f"{point.ranks.number:,}",
+            f"{point.ranks.shard:,}",
+            f"{point.engines:,} × {point.engine_gpus}",
+            f"{point.seconds:,.1f}",
+            f"{outcome.updating:,.1f}",
+            f"{outcome.waiting:,.1f}",
+            f"{outcome.pushing:,.1f}",
+            f"{outcome.learner_busy:.0%}",
+            f"{outcome.engines_busy:.0%}",
+            f"{outcome.live_per_engine:,.0f} of {point.slots}",
+            ages(outcome),
+        )
+    return table
+
+
+def _memory(found: ClusterPlan) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    table.add_column("GiB of a learner rank", width=42)
+    for each in found.staleness:
+        table.add_column(f"staleness {each}", justify="right", no_wrap=True)
+    for name, sizes in memory_rows(found):
+        table.add_row(name, *(f"{size / GIB:,.1f}" for size in sizes))
+    return table
+
+
+def _remarks(found: ClusterPlan) -> list[str]:
+    best = min((found.best(each) for each in found.staleness), key=lambda point: point.seconds)
+    lines = [
+        f"fastest: staleness {best.staleness}, {best.ranks.number:,} learner ranks and {best.engines:,} engines of "
+        f"{best.engine_gpus}, {best.seconds:,.1f} s a step; {best.used:.0%} of the GPUs' time is used"
+        + (f"; {best.idle:,} GPUs are left over" if best.idle else ""),
+        "rank 0 also keeps the whole policy in its host's memory, to send and to save",
+    ]
+    if best.time.balance > 1.2:
+        per_update = found.size.update_groups
+        lines.append(
+            f"the fullest rank has {best.time.balance:.2f} times the average tokens: an update has {per_update:,} "
+            f"groups, and whole groups go to {best.ranks.number:,} ranks; fewer mini-batches or more groups even it out"
+        )
+    lines.append(f"({found.timings.remark}; grading, evaluation and checkpoints are left out)")
+    return lines

@@ -1,0 +1,289 @@
+"""Saves that are killed at every call, find no room, may not write, or meet a disk that fails."""
+
+import errno
+import os
+import resource
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from proximo.algorithms import DAPO
+from proximo.rl.config import EvaluationOptions
+from proximo.runs.checkpoints import CHECKPOINTS, newest_valid, saved
+from proximo.runs.options import CheckpointOptions
+from proximo.system.folders import complaints, tidy, write_folder
+from proximo_lab.faults.cases import Findings, NotRun
+from proximo_lab.faults.mounting import CANNOT, read_only, small_disk
+from proximo_lab.faults.processes import Child, Ended, command
+from proximo_lab.faults.runs import Place, small
+
+CALLS = ("open", "write", "fsync", "close", "mkdir", "rename", "replace", "unlink", "rmdir", "scandir", "truncate")
+"""What changes the disk or waits for it."""
+GAP = "EIO: raised by the process's own system calls, which are wrapped for that; no disk failed"
+REAL_POINTS = 20
+"""Of a real run's save that are tried; the sweep over a small folder tries all."""
+
+
+def run(folder: Path, points: int = REAL_POINTS) -> Findings:
+    found = Findings(figures={"saves": 0, "lost": 0}, gaps=[GAP])
+    _every_call(folder / "calls", found)
+    # Without evaluations midway: what cannot be saved is not the best checkpoint, and so leaves a trace.
+    config = small(DAPO, steps=4, checkpoints=CheckpointOptions(every=1, keep=2), evaluation=EvaluationOptions(4))
+    place = Place(folder / "run", config).golden()
+    _real_saves(place, found, points)
+    _no_room(place, found)
+    _small_disk(place, found)
+    _read_only(place, found)
+    _failing_disk(place, found)
+    found.figures["saves"] = sum(case.ended != "not run" for case in found.cases)
+    return found
+
+
+# Killed
+
+
+def _every_call(folder: Path, found: Findings) -> None:
+    """The driver of tests/system/test_storage.py: the k-th process dies at its k-th call."""
+    from tests.system.test_storage import SAVES, content, expected, fill_with
+
+    folder.mkdir()
+    done = subprocess.run([sys.executable, "-c", SAVES, str(folder)], capture_output=True, text=True, timeout=300)
+    *killed, _ = [tuple(map(int, line.split())) for line in done.stdout.splitlines()]
+    wanted = {"step-1": expected("old"), "step-2": expected("new")}
+    for number, code in killed:
+        place = folder / f"{number:03}"
+
+        def after(place: Path = place, code: int = code) -> str | None:
+            names = {path.name for path in place.glob("step-?")}
+            whole = {path.name: content(path) for path in place.glob("step-?") if complaints(path) == []}
+            if code != -signal.SIGKILL:
+                raise NotRun(f"it ended with {code}")
+            if not whole or names != whole.keys() or any(whole[name] != wanted[name] for name in whole):
+                found.figures["lost"] += 1
+                return f"left are {sorted(names)}, whole are {sorted(whole)}"
+            tidy(place)
+            write_folder(place / "step-3", fill_with("next"))
+            rest = {path.name for path in place.iterdir()}
+            return None if rest == whole.keys() | {"step-3"} else f"left are {sorted(rest)}"
+
+        found.attempt("SIGKILL at a call of a save", f"call {number}", "R", after)
+    found.controls.append(f"{len(killed)} processes died at the call they were to die at")
+
+
+def _counting(at: int, happens: Callable[[str], None], names: tuple[str, ...] = CALLS) -> Callable[[], None]:
+    """Has something happen at the k-th call that a save makes."""
+    seen = [0]
+
+    def wrapped(name: str, real: Callable) -> Callable:
+        def call(*arguments, **more):
+            if inside[0]:
+                seen[0] += 1
+                if seen[0] == at:
+                    happens(name)
+            return real(*arguments, **more)
+
+        return call
+
+    inside = [False]
+
+    def install() -> None:
+        from proximo.rl.checkpointer import Checkpointer
+
+        for name in names:
+            setattr(os, name, wrapped(name, getattr(os, name)))
+        real = Checkpointer._write
+
+        def write(self, state):
+            inside[0] = True
+            try:
+                return real(self, state)
+            finally:
+                inside[0] = False
+                (Path(self._log.folder).parent / "calls.txt").write_text(str(seen[0]))
+
+        Checkpointer._write = write
+
+    return install
+
+
+def _wrapped(place: Place, name: str, install: Callable[[], None]) -> Child:
+    """An attempt in a process that was prepared."""
+    work = command(*place.arguments(name))
+
+    def prepared() -> int:
+        install()
+        return work()
+
+    return Child(prepared, place.folder / f"{name}.txt")
+
+
+def _real_saves(place: Place, found: Findings, points: int) -> None:
+    _wrapped(place, "counted", _counting(0, lambda _: None)).wait()
+    calls = int((place.folder / "calls.txt").read_text())
+    found.controls.append(f"the saves of a run of {place.config.steps} steps make {calls} calls")
+    if (wrong := place.difference("counted")) is not None:
+        found.add("SIGKILL in a real save", "counted", "failed", wrong)
+    for number in range(points):
+        at = 1 + number * (calls - 1) // max(points - 1, 1)
+
+        def killed(at: int = at) -> str | None:
+            name = f"killed-{at}"
+            ended = _wrapped(place, name, _counting(at, lambda _: os.kill(os.getpid(), signal.SIGKILL))).wait()
+            if ended.code != -signal.SIGKILL:
+                raise NotRun(f"it ended with {ended.code}")
+            half = [path.name for path in saved(place.folder / name / CHECKPOINTS) if complaints(path)]
+            found.figures["lost"] += len(half)
+            return f"half written: {half}" if half else _resumed(place, name)
+
+        found.attempt("SIGKILL in a real save", f"call {at} of {calls}", "R", killed)
+
+
+def _resumed(place: Place, name: str) -> str | None:
+    ended = place.finish(name)
+    return ended.complaint or (f"exit {ended.code}: {ended.said[-300:]}" if ended.code else place.difference(name))
+
+
+# No room
+
+
+def _no_room(place: Place, found: Findings) -> None:
+    """A file-size limit that comes and goes while the run goes on."""
+
+    def for_ever() -> str | None:
+        child = _limited(place, "full", 200_000)
+        return _stopped(child.wait(), "free disk space") or _resumed(place, "full")
+
+    def for_a_while(name: str, size: int) -> str | None:
+        child = _limited(place, name, size)
+        if not child.wait_for(lambda: "no checkpoint after" in child.said or "cannot be written" in child.said):
+            return f"the limit was not felt: {child.said[-300:]}"
+        resource.prlimit(child.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+        ended = child.wait()
+        if "no checkpoint after" in ended.said and "save_failed" not in _events(place, name):
+            return f"no event says so: {_events(place, name)[-300:]}"
+        return ended.complaint or (f"exit {ended.code}: {ended.said[-300:]}" if ended.code else place.difference(name))
+
+    found.attempt("no room for a save, for ever", "limit 200 kB", "S", for_ever)
+    found.attempt("no room for a save, for a while", "limit 200 kB", "C", lambda: for_a_while("while", 200_000))
+    found.attempt("no room for a save, for a while", "limit 20 kB", "C", lambda: for_a_while("small", 20_000))
+    found.attempt("no room for rows of the log", "limit 700 bytes", "C", lambda: for_a_while("rows", 700))
+    found.controls.append("a file-size limit made saves and rows fail with EFBIG")
+
+
+def _events(place: Place, name: str) -> str:
+    file = place.folder / name / "events.jsonl"
+    return file.read_text() if file.exists() else ""
+
+
+def _limited(place: Place, name: str, size: int) -> Child:
+    def install() -> None:
+        """After the first step: a run that cannot even write its config is refused, which is another case."""
+        from proximo.rl import train as rl
+
+        real = rl.train_step
+
+        def train_step(run, index, cursor):
+            if index == 1:
+                signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+                resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+            return real(run, index, cursor)
+
+        rl.train_step = train_step
+
+    return _wrapped(place, name, install)
+
+
+def _stopped(ended: Ended, hint: str, code: int = 1) -> str | None:
+    if ended.complaint:
+        return ended.complaint
+    if ended.code != code:
+        return f"exit {ended.code} instead of {code}: {ended.said[-300:]}"
+    return None if hint in ended.said else f"no word of {hint!r}: {ended.said[-300:]}"
+
+
+def _small_disk(place: Place, found: Findings) -> None:
+    """A file system of its own, with a file in the way that is removed before the second attempt."""
+    one = sum(file.stat().st_size for file in saved(place.folder / "golden" / CHECKPOINTS)[0].rglob("*"))
+    for name, size, in_the_way in (("nothing fits", one // 2, 0), ("one fits", 2 * one, 0)):
+
+        def full(name: str = name, size: int = size, in_the_way: int = in_the_way) -> str | None:
+            ended = Child(small_disk(place, name, size, in_the_way), place.folder / f"{name}.txt").wait()
+            return _stopped(_mounted(ended), "free disk space")
+
+        found.attempt("a file system that is full", name, "S", full)
+
+    def made_room() -> str | None:
+        ended = _mounted(Child(small_disk(place, "room", 5 * one, 3 * one), place.folder / "room.txt").wait())
+        if "free disk space" not in ended.said:
+            raise NotRun(f"there was room: {ended.said[-300:]}")
+        wrong = f"exit {ended.code}: {ended.said[-300:]}" if ended.code else place.difference("room-left")
+        return ended.complaint or wrong
+
+    found.attempt("a file system that is full", "then room is made", "R", made_room)
+
+
+def _mounted(ended: Ended) -> Ended:
+    if ended.code == CANNOT:
+        raise NotRun(f"nothing can be mounted here: {ended.said[-200:]}")
+    return ended
+
+
+# Not to be written
+
+
+def _read_only(place: Place, found: Findings) -> None:
+    def from_the_start() -> str | None:
+        ended = Child(read_only(place, "sealed", at_step=None), place.folder / "sealed.txt").wait()
+        return _stopped(_mounted(ended), "nothing can be written there", code=2)
+
+    def on_the_way() -> str | None:
+        ended = Child(read_only(place, "closing", at_step=1), place.folder / "closing.txt").wait()
+        return _stopped(_mounted(ended), "free disk space or make the folder writable") or _resumed(place, "closing")
+
+    found.attempt("a read-only folder", "from the start", "S", from_the_start)
+    found.attempt("a read-only folder", "after step 1", "S", on_the_way)
+
+
+# A disk that fails
+
+
+def _failing_disk(place: Place, found: Findings) -> None:
+    def fails(name: str) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    for call in ("open", "write", "fsync", "mkdir", "rename"):
+        for at in (1, 2):
+
+            def once(call: str = call, at: int = at) -> str | None:
+                name = f"eio-{call}-{at}"
+                ended = _wrapped(place, name, _counting(at, fails, (call,))).wait()
+                if "save_failed" not in _events(place, name) and "cannot be written" not in ended.said:
+                    raise NotRun(f"no {call} failed: {ended.said[-200:]}")
+                if ended.complaint or ended.code:
+                    return ended.complaint or f"exit {ended.code}: {ended.said[-300:]}"
+                return place.difference(name)
+
+            found.attempt("an error of the disk in a save (EIO)", f"in {call}, call {at}", "C", once)
+    found.attempt("an error of the disk for ever (EIO)", "in fsync", "S", lambda: _for_ever(place))
+
+
+def _for_ever(place: Place) -> str | None:
+    def install() -> None:
+        def fsync(_: int) -> None:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+        from proximo.rl import train as rl
+
+        real = rl.train_step
+
+        def train_step(run, index, cursor):
+            os.fsync = fsync
+            return real(run, index, cursor)
+
+        rl.train_step = train_step
+
+    point = newest_valid(place.folder / "eio" / CHECKPOINTS)[0]
+    assert point is None
+    return _stopped(_wrapped(place, "eio", install).wait(), "saves in a row have failed") or _resumed(place, "eio")

@@ -1,0 +1,148 @@
+"""What is kept of a finished run: curves of the metrics that studies read and the held-out results, as one small file.
+Everything else of the run is deleted."""
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from proximo.insight.compare.plan import Job
+from proximo.insight.folder import RunFolder
+from proximo.insight.reading import is_number, phases
+from proximo.insight.report.facts import Row, gather
+from proximo.rl.config import RunConfig
+from proximo.system.folders import write_file
+from proximo.system.machine import Machine
+from proximo.system.opening import make_folder, read_json
+
+FORMAT = 1
+DIGITS = 6
+"""Significant digits that are kept."""
+KEPT = (
+    "outcome", "reward", "entropy", "length", "length_right", "length_wrong", "truncated", "duplicates", "dead_groups",
+    "dead_solved", "solved_by_any", "gradient_norm", "gradient_norm_max", "gate", "measured", "blocked", "clip_high",
+    "clip_low", "positive_above", "negative_above", "ratio_spread", "log_ratio_max", "old_kl", "ess", "kl",
+    "reference_kl", "sapo_gap", "explained_variance", "value_error/quarter_1", "value_error/quarter_2",
+    "value_error/quarter_3", "value_error/quarter_4", "baseline_error/value", "baseline_error/group",
+    "sampled_tokens", "wasted_tokens", "updates", "skipped_updates", "routing_changed", "routing_overlap",
+    "routing_drift", "routing_drift_tokens", "loops", "clip_high/rare", "clip_high/unlikely", "clip_high/likely",
+    "clip_high/sure", "ratio_far",
+)  # fmt: skip
+"""Metrics of a step that are kept."""
+SECONDS = "step_seconds"
+"""Seconds of each training step, without evaluations: of a machine, so of no table that can be repeated."""
+EVALUATED = ("step", "accuracy", "outcome", "mean_at_k", "pass_at_k")
+"""Numbers of an evaluation that are kept; those of a task's sources too."""
+
+
+@dataclass(frozen=True)
+class Record:
+    """The numbers of one run."""
+
+    steps: Mapping[str, Sequence[float]]
+    """By metric, one value for each step; NaN where a step has none."""
+    held_out: Mapping[str, Sequence[float]]
+    """By name, one value for each evaluation; `step` is the number of steps done before it."""
+    seconds: float
+
+    def known(self, metric: str) -> list[float]:
+        return [value for value in self.steps.get(metric, ()) if not math.isnan(value)]
+
+
+class Course(Protocol):
+    """What a run does where it is more than training by its config: a frozen dataclass."""
+
+    def run(self, config: RunConfig, folder: Path, machine: Machine) -> Record: ...
+
+
+@dataclass(frozen=True)
+class StudyJob(Job):
+    """A run of a study."""
+
+    course: Course | None = None
+    """What it does; None: train by its config."""
+
+
+def job(config: RunConfig, seed: int, course: Course | None = None) -> StudyJob:
+    """The run of a config with a seed. Its name is made from the config, so that arms and studies share equal runs, and
+    a changed config never meets an earlier result."""
+    plain = essence(replace(config, seed=0))
+    made_from = plain if course is None else {"config": plain, "course": essence(course)}
+    return StudyJob(digest(made_from)[:16], replace(config, seed=seed), course)
+
+
+def essence(value: Any) -> Any:
+    """A config as plain values, without fields that have their defaults: a field that is added to the package later
+    changes nothing."""
+    if not is_dataclass(value):
+        return list(map(essence, value)) if isinstance(value, tuple) else value
+    chosen = {each.name: getattr(value, each.name) for each in fields(value) if each.init}
+    usual = {each.name: _default(each) for each in fields(value)}
+    kept = {name: essence(given) for name, given in chosen.items() if given != usual[name]}
+    return {"type": type(value).__name__, **kept}
+
+
+def digest(plain: Any) -> str:
+    """SHA-256 of plain values as canonical JSON."""
+    text = json.dumps(plain, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _default(field: Field[Any]) -> Any:
+    return field.default if field.default_factory is MISSING else field.default_factory()
+
+
+def recorded(folder: Path) -> Record:
+    """The record of a finished run folder."""
+    facts = gather(RunFolder(folder))
+    assert facts.result is not None, "it is finished"
+    names = [name for name in KEPT if any(name in row for row in facts.training)]
+    tested = [name for name in _names(facts.evaluations) if name.rpartition("/")[2] in EVALUATED]
+    spent = {row.get("step"): math.fsum(phases(row).values()) for row in facts.timings}
+    return Record(
+        {name: [_number(row.get(name)) for row in facts.training] for name in names}
+        | {SECONDS: [spent.get(row["step"], math.nan) for row in facts.training]},
+        {name: [_number(row.get(name)) for row in facts.evaluations] for name in tested},
+        float(facts.result["seconds"]),
+    )
+
+
+def write(path: Path, record: Record) -> None:
+    facts = {
+        "format": FORMAT,
+        "seconds": round(record.seconds, 1),
+        "held_out": {name: [_short(value) for value in values] for name, values in record.held_out.items()},
+        "steps": {name: [_short(value) for value in values] for name, values in record.steps.items()},
+    }
+    make_folder(path.parent)
+    write_file(path, (json.dumps(facts, separators=(",", ":")) + "\n").encode())
+
+
+def read(path: Path) -> Record | None:
+    """None if there is none, or if it is damaged or of another version: then the run is done again."""
+    try:
+        facts = read_json(path)
+        if facts["format"] != FORMAT:
+            return None
+        return Record(_curves(facts["steps"]), _curves(facts["held_out"]), float(facts["seconds"]))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError):
+        return None
+
+
+def _curves(stored: Mapping[str, Sequence[float | None]]) -> dict[str, list[float]]:
+    return {name: [_number(value) for value in values] for name, values in stored.items()}
+
+
+def _names(rows: Sequence[Row]) -> list[str]:
+    return list(dict.fromkeys(name for row in rows for name in row))
+
+
+def _number(value: Any) -> float:
+    return float(value) if is_number(value) else math.nan
+
+
+def _short(value: float) -> float | None:
+    return None if math.isnan(value) else float(f"{value:.{DIGITS}g}")

@@ -1,0 +1,147 @@
+"""`proximo.plan`: what a run would take on a device, before any weights."""
+
+from dataclasses import dataclass, replace
+
+from proximo.api.validate import refuse_kind, refuse_values
+from proximo.learner.ranks import Ranks
+from proximo.models import pick_device
+from proximo.planning.cards import CPU, GIB, HERE, Card, card
+from proximo.planning.holdings import holdings
+from proximo.planning.memory import StepSize
+from proximo.planning.plan import Plan, make_plan, planned_dtype
+from proximo.planning.ranks import Ranks as RankCount
+from proximo.planning.ranks import rank_memory, sampling_rank_memory
+from proximo.planning.shapes import read_shape
+from proximo.recipes.defaults import longest_prompt
+from proximo.rl.config import RunConfig
+from proximo.rl.preflight.estimate import MemoryEstimate
+
+PROMPT_TOKENS = 512
+"""Tokens of a prompt, where nothing else is said."""
+
+
+def plan(
+    config: RunConfig,
+    gpu: str | Card = "auto",
+    *,
+    prompt_tokens: int = PROMPT_TOKENS,
+    mean_tokens: int | None = None,
+) -> Plan:
+    """Predict a run's memory and time on a device, with full fine-tuning and with LoRA; what `proximo plan` does.
+
+    No weights are loaded: of a model on the hub only its config and tokenizer files are fetched, and of a model with a
+    name, such as "8B", nothing.
+
+    config         the run; its `model` may also be a shape by name (0.6B, 1.7B, 4B, 8B, llama-1B …) or a config.json.
+                   Its `adapter` is that of the LoRA side; None: rank 16 on all linear layers
+    gpu            a card by name (H200, A100-40, RTX4090 …), "cpu" or "auto" for this machine, or a
+                   planning.cards.Card with numbers of its own
+    prompt_tokens  tokens of a prompt
+    mean_tokens    tokens of an average completion; None: all reach `config.sampling.max_tokens`
+
+    Example:
+        config = proximo.RunConfig(model="8B", sampling=proximo.SamplingOptions(max_tokens=1024))
+        plan = proximo.plan(config, "A100-40")
+        print(plan.verdicts, plan.full.memory.needed, plan.lora.memory.peak)
+    """
+    refuse_kind("config", config, RunConfig, "a proximo.RunConfig, such as proximo.RunConfig(model='8B')")
+    refuse_values(config)
+    chosen = gpu if isinstance(gpu, Card) else card(gpu)
+    return make_plan(config, chosen, prompt_tokens=prompt_tokens, mean_tokens=mean_tokens)
+
+
+MORE_RANKS = (2, 4, 8, 16, 32, 64, 128, 256)
+"""Numbers of ranks that are tried where a run does not fit."""
+PASSES = (8192, 4096, 2048, 1024, 512)
+"""Tokens per pass that are tried where the usual ones do not fit."""
+
+
+@dataclass(frozen=True)
+class Fit:
+    """Whether a run fits on the device that it would use here."""
+
+    fits: bool
+    peak: int
+    """Predicted bytes at the peak, or if only the weights are known, the bytes of those."""
+    seconds: float | None
+    """Predicted seconds of a step; None if it does not fit or cannot be predicted."""
+    lines: list[str]
+
+
+def fit_here(config: RunConfig, held: MemoryEstimate) -> Fit:
+    """Predict with the data's longest prompt and all completions at their limit; a model that cannot be planned is
+    judged by its weights and optimizer alone."""
+    if not read_shape(config.model).is_packed:
+        has = f"{held.bytes_held / 1e9:.1f} of {held.bytes_there / 1e9:.1f} GB before any activation"
+        line = f"{'fits' if held.fits else 'does not fit'}: {has}; activations of this architecture are not predicted"
+        return Fit(held.fits, held.bytes_held, None, [line])
+    here, prompt = CPU if pick_device(config.device) == "cpu" else HERE, max(1, longest_prompt(config))
+    if config.ranks is not None and config.ranks.processes > 1:
+        return _fit_on_ranks(config, config.ranks, card(here), prompt)
+    found = plan(config, here, prompt_tokens=prompt)
+    own, other = (found.lora, found.full) if config.adapter is not None else (found.full, found.lora)
+    seconds = own.time and own.time.total
+    if seconds is None:
+        lines = [found.verdicts[found.ways.index(own)].partition(": ")[2]]
+    else:
+        peak = f"predicted peak {own.memory.peak / GIB:,.1f} of {own.memory.usable / GIB:,.1f} GiB"
+        lines = [f"fits: {peak}; a step takes about {_duration(seconds)} if all completions reach the limit"]
+    if not own.fits and (budget := _smaller_passes(config, found)) is not None:
+        lines.append(f"it fits with --training.token-budget {budget}: shorter passes, for the same results")
+    elif not own.fits and other.fits and config.adapter is None:
+        lines.append(f"{other.name} fits: --adapter.type Lora")
+    return Fit(own.fits, own.memory.peak, seconds, lines)
+
+
+def _fit_on_ranks(config: RunConfig, ranks: Ranks, device: Card, prompt_tokens: int) -> Fit:
+    """The same of each rank, of which every one has a device like this, or a share of this machine's memory."""
+    number, dtype = ranks.processes, planned_dtype(config.dtype, device)
+    full, small = holdings(config, dtype, compiled=config.compile and device.is_gpu)
+    holding, size = small if config.adapter is not None else full, StepSize.of(config, prompt_tokens, None)
+    own = device if device.is_gpu else replace(device, memory=device.memory / number, context=device.context / number)
+    only_learns = getattr(config.sampler, "reads_weights_only", False)
+
+    def predicted(count: int, shard: int) -> tuple[int, bool]:
+        held = RankCount(count, shard)
+        if only_learns:
+            memory = rank_memory(holding, size, own, held)
+            return memory.total, memory.fits
+        use = sampling_rank_memory(holding, size, own, held)
+        return use.peak, use.fits
+
+    shard = ranks.shard or number
+    peak, fits = predicted(number, shard)
+    line = (
+        f"{'fits' if fits else 'does not fit'} on {number} ranks with "
+        f"{'whole weights' if shard == 1 else f'weights in {shard} shards'}: predicted peak {peak / GIB:,.1f} of "
+        f"{own.usable / GIB:,.1f} GiB on {'rank 0' if any(each.whole for each in holding.components) else 'each'}"
+    )
+    tried = [number, *(count for count in MORE_RANKS if count > number)]
+    more = [] if fits or not device.is_gpu else [count for count in tried if predicted(count, count)[1]]
+    if more:
+        line += f"; it fits on {more[0]} with ranks.shard = 0"
+    elif not fits and device.is_gpu and not only_learns:
+        line += "; more ranks do not help, since each has a whole copy to sample with: use engines (sampler.type Fleet)"
+    return Fit(fits, peak, None, [line])
+
+
+def _smaller_passes(config: RunConfig, found: Plan) -> int | None:
+    """Tokens per pass with which a run fits on a CPU, where passes are not fitted to the memory."""
+    if found.card.is_gpu or config.training.token_budget is not None:
+        return None
+    for budget in PASSES:
+        smaller = replace(config, training=replace(config.training, token_budget=budget))
+        tried = make_plan(smaller, found.card, prompt_tokens=found.size.prompt_tokens, mean_tokens=None)
+        if (tried.full if config.adapter is None else tried.lora).fits:
+            return budget
+    return None
+
+
+def _duration(seconds: float) -> str:
+    return (
+        f"{seconds:.2g} s"
+        if seconds < 90
+        else f"{seconds / 60:.0f} min"
+        if seconds < 5400
+        else f"{seconds / 3600:.1f} h"
+    )

@@ -1,1 +1,0 @@
-"""Commands that train several runs in turn."""

@@ -1,0 +1,59 @@
+"""`proximo resume`: go on with a run that ended early, by the command that began it."""
+
+import tomllib
+from importlib import import_module
+from pathlib import Path
+
+from proximo.cli.flags import asks_for_help, refuse, take
+from proximo.runs.run_json import config_damage, read_record
+from proximo.system.opening import read_text, without_links
+
+USAGE = """usage: proximo resume RUN [--steps N --allow-change steps] [--field VALUE ...]
+
+Go on with a run that ended early, from its newest checkpoint and with its own config.
+
+RUN is the folder of a run of train, fork, sft, dpo or reward-model. It does what repeating the run's command with the
+same --run does, and takes that command's flags: --track NAME, --ranks N, --accept-lost-rows, --allow-change FIELD with
+a field that is to change, --json. Code of your own that its config names is loaded if you have run it with this run
+before, or with --load-code. Rounds, comparisons and pipelines resume by repeating their command.
+
+examples:
+  proximo resume runs/a
+  proximo resume runs/a --steps 300 --allow-change steps    more steps than it had
+"""
+
+
+def run(arguments: list[str]) -> int:
+    if asks_for_help(arguments):
+        print(USAGE, end="")
+        return 0
+    if not arguments or arguments[0].startswith("-"):
+        refuse("resume needs the folder of a run: proximo resume RUN")
+    folder = without_links(arguments.pop(0))
+    if (other := take(arguments, "--run")) is not None:
+        refuse(f"--run {other}: resume goes on in {folder}; to begin another run there, proximo fork {folder}")
+    command = _command(folder)
+    given = [str(folder / "config.toml"), *arguments, "--run", str(folder)]
+    if command == "train":
+        return import_module("proximo.cli.commands.train").run(given)
+    return import_module("proximo.cli.commands.stages").run(command, given)
+
+
+def _command(folder: Path) -> str:
+    """The command that began a run, by what its config has."""
+    try:
+        record = read_record(folder) if folder.is_dir() else None
+        if record is not None and (damage := config_damage(folder, record)):
+            raise ValueError(f"{folder}: {damage}")
+    except ValueError as error:
+        refuse(str(error))
+    if record is None:
+        refuse(f"{folder} holds no run: give the folder of one, such as runs/demo")
+    tables = tomllib.loads(read_text(folder / "config.toml"))  # as read_record has read it
+    if "algorithm" in tables:
+        return "train"
+    if "dynamic" in tables:
+        return "sft"
+    if "fit" not in tables or not isinstance(loss := tables.get("loss"), dict):
+        refuse(f"{folder} is no run of one model: repeat the command that began it, with the same --run")
+    return "dpo" if "type" in loss else "reward-model"

@@ -1,1 +1,0 @@
-"""Commands on what a run has written."""

@@ -1,0 +1,85 @@
+"""Names of earlier versions' configs: of their fields and of classes, and what they are called today."""
+
+import tomllib
+from collections.abc import Sequence
+from copy import deepcopy
+from typing import Any
+
+RENAMED = {
+    "replay": "routing_replay",
+    "most_generated": "max_generated_tokens",
+    "rewards.most_unscored": "max_unscored",
+    "training.most_skipped": "max_skipped",
+    "ppo.training.most_skipped": "max_skipped",
+    "grpo.training.most_skipped": "max_skipped",
+}
+"""The dotted name that a field had, of a run or of a chain of runs, and its name today, in the same table."""
+ADDED = {
+    "sampler": {"type": "Embedded"},
+    "environment": {"type": "SingleTurn"},
+    "ahead": {"staleness": 0, "switch": "between", "window": 0.0},
+    "ahead.switch": "between",
+    "ahead.window": 0.0,
+}
+"""Dotted names of a run's fields that earlier versions did not have, and what those versions did."""
+MOVED = {
+    "proximo.acting": "proximo.environments",
+    "proximo.maths": "proximo.losses",
+    "proximo.sandbox": "proximo.processes.sandbox",
+    "proximo.worlds": "proximo.environments.examples",
+}
+"""Modules that configs and users' own files name, with all below them, and where these are today."""
+
+
+def current_module(module: str) -> str:
+    """Where a module of an earlier version is today.
+
+    Example: current_module("proximo.worlds.python") == "proximo.environments.examples.python"
+    """
+    for old, new in MOVED.items():
+        if module == old or module.startswith(f"{old}."):
+            return new + module.removeprefix(old)
+    return module
+
+
+def _current_names(value: Any) -> Any:
+    """Plain values, in which each "module:Name" says where the module is today."""
+    if isinstance(value, dict):
+        return {key: _current_names(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_current_names(item) for item in value]
+    module, colon, name = value.partition(":") if isinstance(value, str) else ("", "", "")
+    return f"{current_module(module)}:{name}" if colon else value
+
+
+def renewed(tables: dict[str, Any]) -> dict[str, Any]:
+    """The tables of a config with today's names; what has them already is left as it is."""
+    tables = _current_names(deepcopy(tables))
+    for old, new in RENAMED.items():
+        *path, name = old.split(".")
+        table = _inner(tables, path)
+        if table is not None and name in table and new not in table:
+            table[new] = table.pop(name)
+    if isinstance(mismatch := tables.get("mismatch"), dict) and "sampler" not in tables:
+        del tables["mismatch"]
+        tables["sampler"] = {"type": "Mismatched"} | mismatch
+    return tables
+
+
+def completed(config_toml: str) -> dict[str, Any]:
+    """The tables of a config with today's names and, of a run, the fields that it was too early to have."""
+    tables = renewed(tomllib.loads(config_toml))
+    if "algorithm" in tables:  # a run's, and no other stage's
+        for field, value in ADDED.items():
+            *path, name = field.split(".")
+            if (table := _inner(tables, path)) is not None:
+                table.setdefault(name, deepcopy(value))
+    return tables
+
+
+def _inner(tables: dict[str, Any], path: Sequence[str]) -> dict[str, Any] | None:
+    """The table at a path; None where there is none."""
+    found: Any = tables
+    for name in path:
+        found = found.get(name) if isinstance(found, dict) else None
+    return found if isinstance(found, dict) else None

@@ -1,0 +1,197 @@
+"""Classes from a user's own files, named "path/to/file.py:Name" or "package.module:Name".
+
+A path counts from the current folder, or from the TOML file's folder where one names it (`counted_from`); `~` is the
+home folder. A file is read once: what is checked is what is executed, and no cached bytecode is read or written. Its
+module has a private name made of the path as it is written, the resolved path and the content, so that two files of one
+name are two modules, and the same file is loaded once. It may import the modules next to it (local_imports.py).
+"""
+
+import difflib
+import hashlib
+import importlib
+import os
+import site
+import sys
+import types
+from collections.abc import Callable, Sequence
+from importlib.machinery import PathFinder
+from pathlib import Path
+from threading import RLock
+from typing import Any, NoReturn
+
+from proximo.config.aliases import current_module
+from proximo.config.local_imports import builtins_for
+
+FORM = "FILE.py:NAME"
+"""What a field with an open union takes besides the names of our own classes, for help and errors."""
+MAX_BYTES = 10_000_000
+_PLACE = "__proximo_place__"
+"""The attribute of a private module that holds its path as the user wrote it."""
+_loading = RLock()
+
+Check = Callable[[Sequence[Path], bytes], None]
+"""Raises ValueError where code may not be executed; gets all files that would be, the named one last, and what is in
+that."""
+
+
+def is_outside(name: object) -> bool:
+    """Whether a `type` names a class outside of the package."""
+    return isinstance(name, str) and ":" in name
+
+
+def counted_from(folder: str, name: str) -> str:
+    """A name whose path counts from a folder, as one whose path counts from the current folder. What is no relative
+    FILE.py:NAME stays as it is.
+
+    Example: counted_from("configs", "mine.py:Gate") == "configs/mine.py:Gate"
+    """
+    place, _, attribute = name.rpartition(":")
+    is_relative = place.endswith(".py") and attribute.isidentifier() and not os.path.isabs(os.path.expanduser(place))
+    return (
+        f"{os.path.normpath(os.path.join(folder, place))}:{attribute}"
+        if folder not in ("", ".") and is_relative
+        else name
+    )
+
+
+def all_counted_from(folder: str, value: Any) -> Any:
+    """The same of every string in plain values."""
+    if isinstance(value, dict):
+        return {key: all_counted_from(folder, item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [all_counted_from(folder, item) for item in value]
+    return counted_from(folder, value) if isinstance(value, str) else value
+
+
+def load_class(name: str, check: Check | None = None) -> type:
+    """The class that a name points at; ValueError says in one line what is wrong and what to do."""
+    return _load(name, "class", lambda value: isinstance(value, type), check)
+
+
+def load_function(name: str, check: Check | None = None) -> Callable[..., Any]:
+    """The function that a name points at, likewise."""
+    return _load(name, "function", lambda value: callable(value) and not isinstance(value, type), check)
+
+
+def _load(name: str, what: str, fits: Callable[[Any], bool], check: Check | None) -> Any:
+    place, wanted = _split(name)
+    with _loading:
+        module = _file_module(place, check) if place.endswith(".py") else _named_module(place, check)
+    found = vars(module).get(wanted)
+    if not fits(found):
+        own = [each for each, value in vars(module).items() if fits(value) and _is_of(value, module)]
+        close = difflib.get_close_matches(wanted, own, n=1)
+        there = f", perhaps {close[0]}" if close else f"; it has {', '.join(own)}" if own else ""
+        raise ValueError(f"{place} has no {what} {wanted}{there}")
+    return found
+
+
+def place_of(thing: Any) -> str | None:
+    """How another process finds a class or a function: the name it was loaded by, else its module where that can be
+    imported, else its file. None where it stands in no file, or inside another function or class."""
+    name, module = getattr(thing, "__name__", ""), sys.modules.get(getattr(thing, "__module__", None) or "")
+    file = getattr(module, "__file__", None)
+    if module is None or file is None or not file.endswith(".py") or vars(module).get(name) is not thing:
+        return None
+    if (place := vars(module).get(_PLACE)) is not None:
+        return f"{place}:{name}"
+    if module.__name__ != "__main__" and _is_importable(module.__name__.partition(".")[0], file):
+        return f"{module.__name__}:{name}"
+    return f"{Path(file).resolve()}:{name}"
+
+
+def _is_importable(root: str, file: str) -> bool:
+    """Whether another process finds a module by its name: one in a package, or a single file where Python always
+    looks. A file that stands next to a script is found by that script alone."""
+    found = PathFinder.find_spec(root)
+    if found is None:
+        return False
+    if found.submodule_search_locations is not None:
+        return True
+    always = [*site.getsitepackages(), site.getusersitepackages(), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+    return found.origin == file and Path(file).resolve().parent in {Path(each).resolve() for each in always if each}
+
+
+def source_files(place: str) -> list[Path]:
+    """The files that loading a file or module would execute, the named one last; none where it cannot be found.
+    Nothing is imported: that would execute the packages around a module."""
+    if place.endswith(".py"):
+        path = Path(os.path.expanduser(place))
+        return [path] if os.path.isfile(path) else []
+    found, folders, origin = [], None, None
+    parts = place.split(".")
+    for number in range(len(parts)):
+        spec = PathFinder.find_spec(".".join(parts[: number + 1]), folders)
+        if spec is None:
+            return []
+        folders, origin = spec.submodule_search_locations, spec.origin
+        found += [] if origin is None else [Path(origin)]
+    return found if origin is not None and Path(origin).is_file() else []
+
+
+def named_file(name: object) -> Path | None:
+    """The file that a "place:name" points at, without loading it; None where there is none."""
+    place, colon, attribute = name.rpartition(":") if isinstance(name, str) else ("", "", "")
+    files = source_files(current_module(place)) if colon and attribute.isidentifier() else []
+    return files[-1] if files else None
+
+
+def _split(name: str) -> tuple[str, str]:
+    place, _, class_name = name.rpartition(":")
+    place = current_module(place)
+    dotted = place.endswith(".py") or all(part.isidentifier() for part in place.split("."))
+    if not dotted or not class_name.isidentifier():
+        raise ValueError("give path/to/file.py:NAME or package.module:NAME")
+    return place, class_name
+
+
+def _is_of(value: Any, module: types.ModuleType) -> bool:
+    return getattr(value, "__module__", None) == module.__name__
+
+
+def _file_module(place: str, check: Check | None) -> types.ModuleType:
+    path = Path(os.path.expanduser(place)).absolute()
+    try:
+        with path.open("rb") as file:
+            content = file.read(MAX_BYTES)
+    except OSError as error:
+        raise ValueError(
+            f"{place} cannot be read, {error.strerror}; a path counts from the current folder, in a TOML file from the "
+            "folder of that file"
+        ) from None
+    if check is not None:
+        check([path], content)
+    key = hashlib.sha256(b"\0".join([place.encode(), str(path.resolve()).encode(), content])).hexdigest()
+    name = f"proximo_outside_{key[:24]}"
+    if name not in sys.modules:
+        module = types.ModuleType(name)
+        vars(module).update({"__file__": str(path), _PLACE: place, "__builtins__": builtins_for(path.parent)})
+        sys.modules[name] = module  # a dataclass looks its own module up while it is made
+        try:
+            exec(compile(content, str(path), "exec"), vars(module))
+        except BaseException as error:
+            del sys.modules[name]
+            _explain(place, error)
+    return sys.modules[name]
+
+
+def _named_module(place: str, check: Check | None) -> types.ModuleType:
+    files = source_files(place)
+    if not files and place not in sys.modules:
+        raise ValueError(f"there is no module {place}; check its name and PYTHONPATH, or give {FORM}")
+    if check is not None:
+        check(files, files[-1].read_bytes() if files else b"")
+    try:
+        return importlib.import_module(place)
+    except BaseException as error:
+        _explain(place, error)
+
+
+def _explain(place: str, error: BaseException) -> NoReturn:
+    """A user's module may raise anything while it is loaded, and call sys.exit; Ctrl-C stays what it is."""
+    if isinstance(error, KeyboardInterrupt):
+        raise error
+    reason = (str(error).splitlines() or [""])[0]
+    raise ValueError(
+        f"{place} cannot be loaded, {type(error).__name__}{f': {reason}' if reason else ''}; correct it"
+    ) from error

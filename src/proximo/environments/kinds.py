@@ -1,0 +1,24 @@
+"""What stands between a task's problems and the sampler: one question and one answer, or several turns."""
+
+from proximo.environments.grading import paying, played
+from proximo.environments.multi_turn import MultiTurn
+from proximo.environments.protocol import Acting, Ask, Interaction, Question, play
+from proximo.environments.single_turn import SingleTurn
+from proximo.environments.starts import Starts
+
+__all__ = [
+    "Acting",
+    "Ask",
+    "EnvironmentOptions",
+    "Interaction",
+    "MultiTurn",
+    "Question",
+    "SingleTurn",
+    "Starts",
+    "paying",
+    "play",
+    "played",
+]
+
+EnvironmentOptions = SingleTurn | MultiTurn | Interaction
+"""What a run's config may name: one of this package, or any class that has `play`."""

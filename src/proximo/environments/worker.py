@@ -1,0 +1,234 @@
+"""The process that environments run in. Started as a script by episode_pool.py, it loads them once and forks for each
+episode.
+
+An episode is a process: one that hangs or dies takes nothing else with it, and all of them work at the same time.
+It is forked before `reset`, so that what `reset` opens (a program, threads, an event loop) belongs to one episode.
+Siblings start alike because random numbers are seeded alike.
+"""
+
+import asyncio
+import contextlib
+import errno
+import importlib.util
+import json
+import os
+import resource
+import select
+import signal
+import socket
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+
+def _rewards() -> Any:
+    """rewards/worker.py, by its file: importing the package would take seconds."""
+    path = Path(__file__).parents[1] / "rewards" / "worker.py"
+    spec = importlib.util.spec_from_file_location("proximo_rewards_worker", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+process = _rewards()
+MAX_ANSWER = 4 * 2**20
+"""Bytes of an episode's answer; its text is cut to far less before it is sent."""
+
+
+def serve(requests: int, answers: int) -> None:
+    """Load what the first message names, then do what each of the others asks."""
+    job = process.receive(requests)
+    if job is None:
+        return
+    sys.path[:] = job["path"]
+    sys.argv[:] = [""]
+    process.limit_memory(job["memory"])
+    _raise_open_files()
+    try:
+        found = _load(job)
+    except BaseException as error:  # a user's module may raise anything while it is imported
+        process.send(answers, {"refused": process.calling.described(error)})
+        return
+    process.send(answers, {"ready": True})
+    episodes = Episodes(*found, job["max_characters"], (requests, answers))
+    while (request := process.receive(requests)) is not None:
+        process.send(answers, {"id": request["id"], "answers": episodes.do(request["arguments"])})
+
+
+def _load(job: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """What makes an environment, or None, and the tools by name."""
+    modules: dict[str, Any] = {}
+
+    def named(place: str, name: str) -> Any:
+        module = modules[place] = modules.get(place) or process.load(place)
+        if not callable(found := vars(module).get(name)):
+            raise ValueError(f"{place} has no class or function {name}; it has {', '.join(process.functions(module))}")
+        return found
+
+    tools = {name: named(place, name) for place, name in job["tools"]}
+    if job["environment"] is None:
+        return None, tools
+    kind, arguments = named(*job["environment"]), job["arguments"]
+    if callable(before := getattr(kind, "before_episodes", None)):
+        before(**arguments)
+    return (lambda: kind(**arguments)), tools
+
+
+class Episodes:
+    """The processes of the episodes, by their numbers."""
+
+    def __init__(self, make: Any, tools: dict[str, Any], max_characters: int, inherited: Sequence[int]) -> None:
+        self._make, self._tools, self._most = make, tools, max_characters
+        self._inherited = inherited
+        self._sockets: dict[int, socket.socket] = {}
+        self._pids: dict[int, int] = {}
+
+    def do(self, request: Mapping[str, Any]) -> list[Any]:
+        """Answers to the episodes that are asked, in order; None of one that gave none in time."""
+        for number in request["ends"]:
+            self._end(number)
+        asked, refused = [], {}
+        for start in request["starts"]:
+            for number in start["episodes"]:
+                asked.append(number)
+                try:
+                    self._start(number, start["message"])
+                except OSError as error:
+                    self._end(number)
+                    refused[number] = {"failed": "start", "message": self._why(error)}
+        for number, message in request["asks"]:
+            asked.append(number)
+            with contextlib.suppress(OSError, KeyError):  # it has died: it gives no answer
+                self._sockets[number].sendall(process.encoded(message))
+        found = self._answers(asked, request["seconds"], request["cores"]) | refused
+        for number in asked:
+            if found[number] is None:
+                self._end(number)
+        return [found[number] for number in asked]
+
+    def _start(self, number: int, message: Mapping[str, Any]) -> None:
+        ours, theirs = socket.socketpair()
+        self._sockets[number] = ours
+        pid = os.fork()
+        if not pid:
+            with contextlib.suppress(BaseException):
+                for held in self._inherited:
+                    os.close(held)
+                for each in self._sockets.values():
+                    each.close()
+                _silence()
+                self._live(theirs, message)
+            os._exit(0)
+        theirs.close()
+        self._pids[number] = pid
+
+    def _why(self, error: OSError) -> str:
+        """Why no further episode can be started."""
+        message = f"{error.strerror} with {len(self._sockets)} episodes at once"
+        if error.errno != errno.EMFILE:
+            return message
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        return f"{message}: the limit of open files is {most}, raise it (ulimit -Hn) or run fewer at once"
+
+    def _live(self, own: socket.socket, message: Mapping[str, Any]) -> None:
+        """In the process of an episode: reset, then answer what is asked."""
+        os.setsid()
+        from proximo.environments.instance import Instance
+
+        loop = asyncio.new_event_loop()
+
+        def finish(result: Any) -> Any:
+            return loop.run_until_complete(result) if asyncio.iscoroutine(result) else result
+
+        instance: list[Instance] = []
+
+        def reset() -> dict[str, Any]:
+            instance.append(Instance(self._make, self._tools, finish, self._most))
+            return instance[0].answer(message)
+
+        own.sendall(process.encoded(process.guarded(reset, message["seed"])))
+        while (asked := process.receive(own.fileno())) is not None:
+            own.sendall(process.encoded(process.guarded(lambda: instance[0].answer(asked), asked["seed"])))
+
+    def _answers(self, numbers: Sequence[int], seconds: float, cores: float) -> dict[int, Any]:
+        """The next message of each; None of those that died, or that have not answered in time."""
+        from proximo.environments.instance import allowed
+
+        deadline = time.monotonic() + allowed(seconds, len(numbers), cores)
+        found: dict[int, Any] = dict.fromkeys(numbers)
+        received = {
+            self._sockets[number].fileno(): (number, bytearray()) for number in numbers if number in self._sockets
+        }
+        poll = select.poll()
+        for descriptor in received:
+            poll.register(descriptor, select.POLLIN)
+        while received and (left := deadline - time.monotonic()) > 0:
+            for descriptor, _ in poll.poll(left * 1000):
+                number, data = received[descriptor]
+                part = _read(descriptor)
+                data += part
+                size = int.from_bytes(data[: process.LENGTH]) if len(data) >= process.LENGTH else 0
+                whole = bool(size) and len(data) >= process.LENGTH + size
+                if whole:
+                    found[number] = _parsed(bytes(data[process.LENGTH :]))
+                elif size > MAX_ANSWER:
+                    found[number] = {"failed": "junk", "message": f"it answered {size} bytes"}
+                if whole or not part or size > MAX_ANSWER:
+                    poll.unregister(descriptor)
+                    del received[descriptor]
+                    # So that one that hangs is waited for only as long as it alone may take.
+                    deadline = min(deadline, time.monotonic() + allowed(seconds, len(received), cores))
+        return found
+
+    def _end(self, number: int) -> None:
+        held, pid = self._sockets.pop(number, None), self._pids.pop(number, None)
+        if held is not None:
+            held.close()
+        if pid is not None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG) != (0, 0):
+                pass
+
+
+def _silence() -> None:
+    """What an episode prints is read by nothing, so that it cannot be too much."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in (1, 2):
+        os.dup2(nowhere, stream)
+    os.close(nowhere)
+
+
+def _raise_open_files() -> None:
+    """Each episode has a socket here: their number may be the highest that the system lets this process choose."""
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+def _read(descriptor: int) -> bytes:
+    """What an episode has sent; nothing of one that has died, also where it died before it read what it was asked."""
+    try:
+        return os.read(descriptor, 1 << 16)
+    except ConnectionResetError:
+        return b""
+
+
+def _parsed(body: bytes) -> dict[str, Any]:
+    """An answer of a process that ran foreign code."""
+    with contextlib.suppress(ValueError, RecursionError):
+        if isinstance(found := json.loads(body), dict):
+            return found
+    return {"failed": "junk", "message": "it answered no JSON object"}
+
+
+if __name__ == "__main__":
+    process.main(*map(int, sys.argv[1:5]), serve=serve)

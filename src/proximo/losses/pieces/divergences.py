@@ -1,0 +1,100 @@
+"""Stage 9: distance to the reference policy, estimated from the sampled tokens.
+
+With x = log π_ref − log π, which estimator decides what its gradient pulls on (on-policy expectation):
+
+    K1          −x              nothing: its expected gradient is 0, so it is for rewards, not losses
+    K2          x²/2            ∇KL(π‖π_ref)
+    K3          e^x − x − 1     ∇KL(π_ref‖π), the forward divergence, though its value estimates the reverse
+    UnbiasedK3  r·(e^x − x − 1) ∇KL(π‖π_ref): value and gradient both
+"""
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from torch import Tensor
+
+from proximo.losses.arithmetic import bounded_exp
+from proximo.losses.pieces.protocols import DivergenceProtocol
+from proximo.types.tensor_types import Float
+
+
+@dataclass(frozen=True)
+class K1:
+    """log π − log π_ref."""
+
+    pulls: ClassVar[bool] = False
+
+    def __call__(
+        self,
+        logprobs: Float[Tensor, "B T"],
+        ref_logprobs: Float[Tensor, "B T"],
+        log_ratio: Float[Tensor, "B T"],
+    ) -> Float[Tensor, "B T"]:
+        return logprobs - ref_logprobs
+
+
+@dataclass(frozen=True)
+class K2:
+    """½(log π − log π_ref)²."""
+
+    def __call__(
+        self,
+        logprobs: Float[Tensor, "B T"],
+        ref_logprobs: Float[Tensor, "B T"],
+        log_ratio: Float[Tensor, "B T"],
+    ) -> Float[Tensor, "B T"]:
+        return (logprobs - ref_logprobs).square() / 2
+
+
+@dataclass(frozen=True)
+class K3:
+    """π_ref/π − log(π_ref/π) − 1. GRPO's, DeepSeekMath equation 4."""
+
+    def __call__(
+        self,
+        logprobs: Float[Tensor, "B T"],
+        ref_logprobs: Float[Tensor, "B T"],
+        log_ratio: Float[Tensor, "B T"],
+    ) -> Float[Tensor, "B T"]:
+        gap = ref_logprobs - logprobs
+        return bounded_exp(gap) - gap - 1
+
+
+@dataclass(frozen=True)
+class UnbiasedK3:
+    """r·K3 with the token's own ratio r = π/π_old, which makes the gradient that of KL(π‖π_ref)."""
+
+    def __call__(
+        self,
+        logprobs: Float[Tensor, "B T"],
+        ref_logprobs: Float[Tensor, "B T"],
+        log_ratio: Float[Tensor, "B T"],
+    ) -> Float[Tensor, "B T"]:
+        gap = ref_logprobs - logprobs
+        # r·e^x as one exponential: their product may overflow where neither factor does.
+        return bounded_exp(log_ratio + gap) - bounded_exp(log_ratio) * (gap + 1)
+
+
+Divergence = K1 | K2 | K3 | UnbiasedK3 | DivergenceProtocol
+
+
+@dataclass(frozen=True)
+class KlLoss:
+    """coefficient · divergence added to each token's loss: weighted like it, but never corrected for mismatch."""
+
+    coefficient: float = 0.04
+    """Strength of the term. 0: no term, and no reference model is kept."""
+    estimator: Divergence = field(default_factory=K3)
+    """Estimator of the KL from sampled tokens."""
+
+    def __post_init__(self) -> None:
+        if self.coefficient < 0:
+            raise ValueError(f"kl.coefficient is {self.coefficient}: give 0 or more; below 0 it pushes away")
+
+    def __call__(
+        self,
+        logprobs: Float[Tensor, "B T"],
+        ref_logprobs: Float[Tensor, "B T"],
+        log_ratio: Float[Tensor, "B T"],
+    ) -> Float[Tensor, "B T"]:
+        return self.coefficient * self.estimator(logprobs, ref_logprobs, log_ratio)

@@ -1,0 +1,80 @@
+"""Stage 2: which rows train.
+
+Decided by the raw outcome, before any shaping: a length penalty must not make a group of eight
+correct answers look mixed. Unscored rows (NaN) never train.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from proximo.losses.arithmetic import answer_of
+from proximo.losses.groups import siblings
+from proximo.losses.pieces.protocols import KeepProtocol
+from proximo.losses.pieces.traits import KeepTraits
+from proximo.types.tensor_types import Bool, Float, Int
+
+
+@dataclass(frozen=True)
+class KeepAll:
+    """Every scored row trains."""
+
+    truncated: bool = True
+    """Whether completions cut at the limit are in the loss; they count in their group's statistics either way."""
+    reads_outcome: ClassVar[bool] = False
+
+    def __call__(self, outcome: Float[Tensor, " B"], group: Int[Tensor, " B"]) -> Bool[Tensor, " B"]:
+        return ~torch.isnan(outcome)
+
+
+@dataclass(frozen=True)
+class KeepMixed:
+    """Only groups whose outcomes differ train; DAPO's dynamic sampling draws other prompts for the rest."""
+
+    truncated: bool = True
+    """Whether completions cut at the limit are in the loss; they count in their group's statistics either way."""
+    refills: ClassVar[bool] = True
+    compares: ClassVar[bool] = True
+
+    def __call__(self, outcome: Float[Tensor, " B"], group: Int[Tensor, " B"]) -> Bool[Tensor, " B"]:
+        return ~torch.isnan(outcome) & ~siblings(outcome, group).unanimous
+
+
+@dataclass(frozen=True)
+class KeepCorrect:
+    """Only correct completions train: rejection sampling."""
+
+    above: float = 0.0
+    """Outcomes above this count as correct; 0 fits outcomes of 0 and 1, and of −1 and 1."""
+    truncated: bool = True
+    """Whether completions cut at the limit are in the loss."""
+
+    def __call__(self, outcome: Float[Tensor, " B"], group: Int[Tensor, " B"]) -> Bool[Tensor, " B"]:
+        return outcome > self.above  # never true of NaN
+
+
+Keep = KeepAll | KeepMixed | KeepCorrect | KeepProtocol
+
+
+def left_out(keep: Keep, outcome: Float[Tensor, " B"], group: Int[Tensor, " B"]) -> Bool[Tensor, " B"]:
+    """Scored rows that `keep` rejects; unscored rows are the graders' failure and do not count here."""
+    kept = answer_of("keep", keep, keep(outcome, group), outcome.shape)
+    return ~kept.bool() & ~torch.isnan(outcome)
+
+
+def drops(keep: Keep, outcome: Float[Tensor, " B"]) -> bool:
+    """Whether a group with these outcomes is dropped from the step.
+
+    A group without any score is dropped only if another one is sampled in its place.
+    """
+    group = torch.zeros(len(outcome), dtype=torch.long)
+    unscored = bool(torch.isnan(outcome).all())
+    kept = answer_of("keep", keep, keep(outcome, group), outcome.shape)
+    return not kept.any() and (KeepTraits.read(keep).refills or not unscored)
+
+
+def trained_mask(keep: Keep, mask: Bool[Tensor, "B T"], truncated: Bool[Tensor, " B"]) -> Bool[Tensor, "B T"]:
+    """The mask of the loss, without truncated completions if `keep` excludes them."""
+    return mask if KeepTraits.read(keep).truncated else mask & ~truncated.unsqueeze(1)

@@ -1,0 +1,119 @@
+"""Stages 4 and 5: which policy a ratio is measured against, and whether it is per token or per sequence.
+
+All ratios are logarithms, aligned with tokens. A sequence-level ratio is repeated at every token of
+its row; the weights of stage 10 decide how much it counts. An anchor picks one of the three policies
+for which a token's log-prob is known.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from proximo.losses.arithmetic import row_mean, row_sum
+from proximo.losses.pieces.protocols import AnchorProtocol, RatioProtocol
+from proximo.types.tensor_types import Bool, Float
+
+
+@dataclass(frozen=True)
+class OldPolicy:
+    """The learner's policy with the weights that sampled, recomputed by the learner."""
+
+    def __call__(
+        self, current: Float[Tensor, "B T"], old: Float[Tensor, "B T"], sampler: Float[Tensor, "B T"] | None
+    ) -> Float[Tensor, "B T"]:
+        return old
+
+
+@dataclass(frozen=True)
+class SamplerPolicy:
+    """The sampler's own log-probs: the ratio then also corrects the sampler's mismatch."""
+
+    needs_sampler_logprobs: ClassVar[bool] = True
+
+    def __call__(
+        self, current: Float[Tensor, "B T"], old: Float[Tensor, "B T"], sampler: Float[Tensor, "B T"] | None
+    ) -> Float[Tensor, "B T"]:
+        assert sampler is not None
+        return sampler
+
+
+@dataclass(frozen=True)
+class CurrentPolicy:
+    """The current policy, held constant: every ratio is 1. Correct for a single update per batch."""
+
+    on_policy: ClassVar[bool] = True
+
+    def __call__(
+        self, current: Float[Tensor, "B T"], old: Float[Tensor, "B T"], sampler: Float[Tensor, "B T"] | None
+    ) -> Float[Tensor, "B T"]:
+        return current
+
+
+Anchor = OldPolicy | SamplerPolicy | CurrentPolicy | AnchorProtocol
+
+
+@dataclass(frozen=True)
+class NoRatio:
+    """No importance weight: plain policy gradient."""
+
+    is_constant: ClassVar[bool] = True
+
+    def __call__(self, log_ratio: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]) -> Float[Tensor, "B T"]:
+        return torch.zeros_like(log_ratio)
+
+
+@dataclass(frozen=True)
+class TokenRatio:
+    """r_t = π(y_t) / π_old(y_t)."""
+
+    def __call__(self, log_ratio: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]) -> Float[Tensor, "B T"]:
+        return log_ratio
+
+
+@dataclass(frozen=True)
+class SequenceRatio:
+    """s = (Π_t r_t)^(1/|y|), the geometric mean over sampled tokens. GSPO, equation 7."""
+
+    spans_row: ClassVar[bool] = True
+    pools: ClassVar[bool] = True
+    length_normalised: ClassVar[bool] = True
+
+    def __call__(self, log_ratio: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]) -> Float[Tensor, "B T"]:
+        return row_mean(log_ratio, mask).expand_as(log_ratio)
+
+
+@dataclass(frozen=True)
+class SequenceTokenRatio:
+    """The value of the sequence ratio with each token's own gradient: sg[s] · π_t / sg[π_t]. GSPO-token.
+
+    Equal to SequenceRatio in value and gradient if all tokens of a row have the same advantage.
+    """
+
+    spans_row: ClassVar[bool] = True
+    length_normalised: ClassVar[bool] = True
+
+    def __call__(self, log_ratio: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]) -> Float[Tensor, "B T"]:
+        # Own minus detached first: the difference is exactly 0, so that the mean loses no digits.
+        return (log_ratio - log_ratio.detach()) + row_mean(log_ratio, mask).detach()
+
+
+@dataclass(frozen=True)
+class SequenceProductRatio:
+    """Π_t r_t, not normalised by length: the exact ratio of two completions, with a very large variance."""
+
+    max_log: float = 20.0
+    """Bound on the absolute value of the summed log-ratio; larger values carry no information."""
+    spans_row: ClassVar[bool] = True
+    pools: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if self.max_log <= 0:
+            raise ValueError(f"ratio.max_log is {self.max_log}: the clamp must leave room around 0, say 20")
+
+    def __call__(self, log_ratio: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]) -> Float[Tensor, "B T"]:
+        return row_sum(log_ratio, mask).clamp(-self.max_log, self.max_log).expand_as(log_ratio)
+
+
+Ratio = NoRatio | TokenRatio | SequenceRatio | SequenceTokenRatio | SequenceProductRatio | RatioProtocol

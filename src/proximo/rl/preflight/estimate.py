@@ -1,0 +1,230 @@
+"""Estimates of a run's sizes and memory, before anything is loaded."""
+
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from proximo.learner.freezing import frozen_names
+from proximo.learner.memory import (
+    GroupLengths,
+    is_planned_on,
+    plan_memory,
+    room_for_activations,
+    token_cost,
+)
+from proximo.learner.optimizer import HALVES
+from proximo.learner.options import CPU_TOKENS
+from proximo.learner.schedule import Moments, moment_bytes
+from proximo.models import free_bytes, pick_device, pick_dtype
+from proximo.models.adapters.lora import adapter_size
+from proximo.models.adapters.quantized import quantized_size
+from proximo.models.loading import read_config, skeleton
+from proximo.models.model_types import PreTrainedModel
+from proximo.models.shipped import resolve
+from proximo.models.values import OwnLayers, OwnModel
+from proximo.rl.config import RunConfig
+
+
+def batch_arithmetic(config: RunConfig) -> list[str]:
+    """Prompts, completions, updates and tokens per step and in the whole run."""
+    training = config.training
+    completions = training.groups * training.group_size
+    tokens = completions * config.sampling.max_tokens
+    most = config.max_generated_tokens
+    budget = [] if most is None else [f"training stops once {most} tokens are sampled, which may be sooner"]
+    return [
+        f"a step: {training.groups} prompts × {training.group_size} completions = {completions} completions, "
+        f"at most {tokens} tokens sampled",
+        f"{training.updates} optimizer updates a step, {completions // training.minibatches} completions each",
+        f"{config.steps} steps: {config.steps * training.updates} updates, {config.steps * completions} completions, "
+        f"at most {config.steps * tokens} tokens",
+        *budget,
+        *_penalty(config),
+    ]
+
+
+def _penalty(config: RunConfig) -> list[str]:
+    if not config.algorithm.length_penalties:
+        return []
+    unit = f"{config.penalty_unit:g}, half the difference between the rewards of a right and a wrong answer"
+    return config.penalty_remarks or [f"length penalty: in units of {unit}"]
+
+
+@dataclass(frozen=True)
+class Held:
+    """Weights that a run keeps in memory."""
+
+    role: str
+    parameters: int
+    trained: bool
+    quantized: int = 0
+    """Parameters among them that are quantised."""
+    quantized_bytes: int = 0
+    """Bytes of these, with their scales."""
+    whole: bool = False
+    """Whether a rank that has it has all of it, and not a shard."""
+
+    def weight_bytes(self, dtype: torch.dtype) -> int:
+        return dtype.itemsize * (self.parameters - self.quantized) + self.quantized_bytes
+
+    def bytes(self, dtype: torch.dtype, moments: Moments = "float32") -> int:
+        """Bytes of the weights and, if trained, of gradients, masters and moments."""
+        trained = parameter_bytes(dtype, trained=self.trained, moments=moments) - dtype.itemsize
+        return self.weight_bytes(dtype) + int(self.parameters * trained)
+
+
+def _skeleton(name: str) -> PreTrainedModel:
+    return skeleton(resolve(name))
+
+
+def held_models(config: RunConfig, skeleton_of: Callable[[str], PreTrainedModel] = _skeleton) -> list[Held]:
+    """Every set of weights, the policy's first. A head on the policy's hidden states is not a separate model.
+    `skeleton_of` builds the model that a config names, without weights."""
+    policy = skeleton_of(config.model)
+    held = _held_policy(config, policy)
+    if config.algorithm.needs_reference and config.adapter is None:  # with an adapter, the reference is its base model
+        held.append(Held("reference", _count(policy), trained=False))
+    if config.teacher is not None:
+        held.append(Held("teacher", _count(skeleton_of(config.teacher)), trained=False, whole=True))
+    if config.sampler.copies:
+        copies = config.sampler.copies * _count(policy)
+        held.append(Held("the sampler's copies", copies, trained=False, whole=True))
+    if config.ahead.copies_weights:
+        trained = sum(each.parameters for each in _held_policy(config, policy) if each.trained)
+        held.append(Held("copy that samples ahead", _count(policy), trained=False))
+        held.append(Held("weights of active steps", (config.ahead.staleness + 1) * trained, trained=False))
+    match config.value_options and config.value_options.form:
+        case OwnLayers(layers):
+            held.append(Held(f"value model's {layers} layers", _count(_last_layers(policy, layers)), trained=True))
+        case OwnModel(path):
+            model = policy if path is None else skeleton_of(path)
+            held.append(Held("value model", _count(model), trained=True))
+    return held + [
+        Held(f"reward model {judge.path}", _count(skeleton_of(judge.path)), trained=False, whole=True)
+        for judge in config.rewards.models
+    ]
+
+
+def _held_policy(config: RunConfig, policy: PreTrainedModel) -> list[Held]:
+    """The policy's weights: those that are trained and those that are not."""
+    if config.adapter is not None:
+        adapter = Held("its LoRA adapter", adapter_size(policy, config.adapter), trained=True)
+        kind = config.adapter.quantize_base
+        codes = (0, 0) if kind is None else quantized_size(policy, kind)
+        return [Held("policy", _count(policy), False, *codes), adapter]
+    names = frozen_names(policy, config.training.freeze)
+    frozen = sum(each.numel() for name, each in policy.named_parameters() if name in names)
+    held = [Held("policy", _count(policy) - frozen, trained=True)]
+    return [*held, Held("its frozen part", frozen, trained=False)] if frozen else held
+
+
+@dataclass(frozen=True)
+class MemoryEstimate:
+    models: list[Held]
+    bytes_held: int
+    """Bytes of weights, gradients and optimizer, without activations."""
+    bytes_there: int
+    """Available bytes: on a GPU the free memory, on a CPU all of the machine's memory."""
+    lines: list[str]
+
+    @property
+    def fits(self) -> bool:
+        return self.bytes_held <= self.bytes_there
+
+    def facts(self) -> dict[str, Any]:
+        models = [asdict(each) for each in self.models]
+        return {"models": models, "bytes": self.bytes_held, "device_bytes": self.bytes_there, "fits": self.fits}
+
+
+def memory(config: RunConfig) -> MemoryEstimate:
+    """Estimate weights, gradients and optimizer, plus the activations, bounded by training.token_budget."""
+    held = held_models(config)
+    name = pick_device(config.device)
+    device, dtype = torch.device(name), pick_dtype(config.dtype, name)
+    moments = moments_on(config.training.adam_moments, is_gpu=device.type == "cuda")
+    bytes_held = sum(each.bytes(dtype, moments) for each in held)
+    activations = _activations(config, device, dtype, bytes_held)
+    there = free_bytes(device) if device.type == "cuda" else machine_bytes()
+    parts = [f"{each.role} ({each.parameters / 1e6:.1f} M, {_standing(each, config)})" for each in held]
+    masters = ", float32 masters" if dtype in HALVES else ""
+    lines = [
+        f"models in memory: {len(held)}: {', '.join(parts)}",
+        f"memory: {bytes_held / 1e9:.2f} GB in {str(dtype).removeprefix('torch.')} (weights; if trained also "
+        f"gradients, two moments{_form(moments)}{masters}), {activations}",
+    ]
+    return MemoryEstimate(held, bytes_held, there, lines)
+
+
+def _form(moments: Moments) -> str:
+    return {"float32": "", "8bit": " in 8 bits", "cpu": " on the host"}[moments]
+
+
+def _standing(held: Held, config: RunConfig) -> str:
+    if held.quantized and config.adapter is not None:
+        return f"frozen, {held.quantized / 1e6:.1f} M of them in {config.adapter.quantize_base}"
+    return "trained" if held.trained else "frozen"
+
+
+def machine_bytes() -> int:
+    """The memory of this machine, or of the container if that has less."""
+    sizes = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    for limit in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        with suppress(OSError, ValueError):  # absent, or `max`: no limit
+            sizes.append(int(Path(limit).read_text()))
+    return min(sizes)
+
+
+def moments_on(moments: Moments, *, is_gpu: bool) -> Moments:
+    """As they count for a device: of a CPU the host's memory is its own."""
+    return "float32" if moments == "cpu" and not is_gpu else moments
+
+
+def parameter_bytes(dtype: torch.dtype, *, trained: bool, moments: Moments = "float32") -> float:
+    """Bytes per parameter: the weight and, if trained, its float32 gradient, two moments and, in half precision, a
+    master weight."""
+    wide = max(dtype.itemsize, 4)
+    masters = wide if dtype in HALVES else 0
+    return dtype.itemsize + (trained and wide + masters + moment_bytes(moments, wide))
+
+
+def _activations(config: RunConfig, device: torch.device, dtype: torch.dtype, bytes_held: int) -> str:
+    training = config.training
+    if training.token_budget is not None or not is_planned_on(device):
+        return f"and the activations of {training.token_budget or CPU_TOKENS} tokens at most"
+    shape = read_config(resolve(config.model)).get_text_config()
+    free = room_for_activations(
+        free_bytes(device), pending=bytes_held, vocabulary=shape.vocab_size, hidden=shape.hidden_size
+    )
+    # Prompts are not included: they are not known yet, and the run checks again when it has them.
+    cost = token_cost(shape, dtype, compiled=config.compile)
+    group = GroupLengths(0, (config.sampling.max_tokens,) * training.group_size)
+    plan = plan_memory(cost, free, [group])
+    remarks = [
+        "groups of the longest completions are split" * (plan.token_budget < group.tokens),
+        f"{plan.checkpointed} of {len(cost.layers)} layers are run again in the backward pass"
+        * bool(plan.checkpointed),
+        "what they keep waits in the host's memory" * plan.offloaded,
+    ]
+    return "; ".join(
+        [
+            f"and {free / 1e9:.0f} GB for activations: about {plan.token_budget} tokens in a pass, "
+            f"{cost.bytes(plan.checkpointed, offloaded=plan.offloaded) / 1e6:.2f} MB each",
+            *filter(None, remarks),
+        ]
+    )
+
+
+def _count(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+def _last_layers(model: PreTrainedModel, number: int) -> nn.Module:
+    layers = model.base_model.get_submodule("layers")
+    assert isinstance(layers, nn.ModuleList)
+    return layers[-number:]

@@ -1,0 +1,93 @@
+"""Finds prompts that a run cannot use, before a model is loaded."""
+
+from typing import Protocol
+
+from proximo.environments.kinds import Acting, EnvironmentOptions, played
+from proximo.models import problem_tokens
+from proximo.models.context_length import Reach, reach_of
+from proximo.models.loading import read_config
+from proximo.models.model_types import PreTrainedTokenizerBase
+from proximo.samplers.sampler import SamplingOptions
+from proximo.system.safe_text import visible
+from proximo.tasks import Task, TaskOptions
+from proximo.tasks.sources.mixture import Checked
+from proximo.types import Problem
+
+SHOWN = 2000
+"""Characters of a prompt that are shown to a person."""
+LOOKED_AT = 8
+"""Number of prompts checked for a task without a file."""
+
+
+class Asks(Protocol):
+    """A config with a task, its environment, sampling options and a seed."""
+
+    @property
+    def task(self) -> TaskOptions: ...
+
+    @property
+    def sampling(self) -> SamplingOptions: ...
+
+    @property
+    def seed(self) -> int: ...
+
+    @property
+    def environment(self) -> EnvironmentOptions: ...
+
+
+def check_prompts(config: Asks, path: str, tokenizer: PreTrainedTokenizerBase) -> list[str]:
+    """Check every prompt of a file: is it too long for the model at `path`, or refused by the chat template? All bad
+    rows are refused in one error, or skipped and returned if the task allows that. For other tasks the first few
+    prompts are checked; the sampler refuses later ones."""
+    reach, most = reach_of(read_config(path)), config.sampling.max_tokens
+    if reach is not None and most >= reach.tokens:
+        raise ValueError(
+            f"sampling.max_tokens is {most}, which leaves no room for a prompt: {reach.why}; give less than "
+            f"{reach.tokens}, or use a model with a longer context"
+        )
+
+    task = played(config.task, config.environment, tokenizer)
+    acts = config.environment if isinstance(config.environment, Acting) else None
+
+    def complaint(problem: Problem) -> str | None:
+        try:
+            length = len(problem_tokens(tokenizer, acts.prepared(problem, tokenizer) if acts else problem))
+        except ValueError as error:
+            return str(error)
+        return _too_long(length, most, reach)
+
+    if isinstance(config.task, Checked):
+        return config.task.check(complaint)
+    _check_first(task, config.seed, tokenizer, most, reach)
+    return []
+
+
+def shown_prompt(config: Asks, tokenizer: PreTrainedTokenizerBase) -> str:
+    """The first prompt to train on as the model reads it, for a person."""
+    acts = config.environment if isinstance(config.environment, Acting) else None
+    problem = played(config.task, config.environment, tokenizer).problem(0, "train", config.seed)
+    asked = acts.prepared(problem, tokenizer) if acts else problem
+    tokens = problem_tokens(tokenizer, asked)
+    text = tokenizer.decode(list(tokens), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    return f"the first prompt as the model reads it, {len(tokens)} tokens:\n{visible(str(text), SHOWN)}"
+
+
+def _check_first(task: Task, seed: int, tokenizer: PreTrainedTokenizerBase, most: int, reach: Reach | None) -> None:
+    size = task.size("train")
+    for index in range(LOOKED_AT if size is None else min(LOOKED_AT, size)):
+        problem = task.problem(index, "train", seed)
+        try:
+            length = len(problem_tokens(tokenizer, problem))
+        except ValueError:
+            continue  # reported when the prompt is used
+        if (what := _too_long(length, most, reach)) is not None:
+            raise ValueError(f"{problem.id}: {what}")
+
+
+def _too_long(length: int, most: int, reach: Reach | None) -> str | None:
+    if reach is None or length + most <= reach.tokens:
+        return None
+    return (
+        f"the prompt has {length} tokens and sampling.max_tokens is {most}: {reach.why}, which leaves "
+        f"{reach.tokens - most} for a prompt"
+    )

@@ -1,0 +1,141 @@
+"""Progress output of a run."""
+
+import math
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Protocol, runtime_checkable
+
+from proximo.runs.records import Collected, Evaluation
+from proximo.system.safe_text import MAX_SHOWN, counted, visible
+from proximo.types import Problem
+
+BARS = "▁▂▃▄▅▆▇█"
+
+
+@runtime_checkable
+class Progress(Protocol):
+    def start(self, steps: int, before: Evaluation) -> None: ...
+    def stepped(
+        self, step: int, metrics: Mapping[str, float], seconds: Mapping[str, float], collected: Collected
+    ) -> None: ...
+    def evaluated(self, step: int, evaluation: Evaluation) -> None: ...
+    def warned(self, step: int, message: str) -> None: ...
+    def stop(self) -> None: ...
+
+
+class Lines:
+    """One line per step, for logs and pipes."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+
+    def start(self, steps: int, before: Evaluation) -> None:
+        self.steps = steps
+        if before.problems:
+            self._say(f"held-out {measure(before)} before: {share(before)}")
+
+    def stepped(
+        self, step: int, metrics: Mapping[str, float], seconds: Mapping[str, float], collected: Collected
+    ) -> None:
+        self._say(f"step {step}/{self.steps}  {summary(metrics)}  {sum(seconds.values()):.1f} s")
+
+    def evaluated(self, step: int, evaluation: Evaluation) -> None:
+        self._say(f"held-out {measure(evaluation)} after step {step}: {share(evaluation)}")
+
+    def warned(self, step: int, message: str) -> None:
+        self._say(f"warning at step {step}: {message}")
+
+    def stop(self) -> None:
+        """Nothing to clean up."""
+
+    def _say(self, line: str) -> None:
+        with suppress(OSError):  # a closed pipe should not stop training
+            print(visible(line, MAX_SHOWN), file=sys.stderr, flush=True)
+
+
+def summary(metrics: Mapping[str, float]) -> str:
+    """The most important metrics of a step in one line."""
+    parts = [f"outcome {metrics['outcome']:.3f}", f"length {metrics['length']:.1f}"]
+    if "entropy" in metrics:
+        parts.append(f"entropy {metrics['entropy']:.3f}")
+    if "clip_low" in metrics:
+        parts += [
+            f"clipped low {metrics['clip_low']:.1%} high {metrics['clip_high']:.1%}",
+            f"gradient kept {metrics['gate']:.1%}",
+            f"norm {metrics['gradient_norm']:.2f}",
+        ]
+    if metrics["dead_groups"]:
+        parts.append(f"no-signal groups {metrics['dead_groups']:.0%}")
+    return "  ".join(parts)
+
+
+def prompt_text(problem: Problem) -> str:
+    """The prompt, or the last turn of a conversation."""
+    return problem.prompt if isinstance(problem.prompt, str) else problem.prompt[-1]["content"]
+
+
+def measure(*evaluations: Evaluation) -> str:
+    """Name of the number that `share` begins with: outcomes that are not right or wrong have a mean and no accuracy."""
+    return "accuracy" if _are_shares(*evaluations) else "outcome"
+
+
+def _are_shares(*evaluations: Evaluation) -> bool:
+    """Whether all that are known have outcomes of right and wrong alone."""
+    known = [each for each in evaluations if not math.isnan(each.outcome)]
+    return bool(known) and all(each.is_share for each in known)
+
+
+def share(evaluation: Evaluation, *others: Evaluation) -> str:
+    """An evaluation in one line; "unknown" if no answer could be scored. `others` are those it stands beside: where one
+    of them has outcomes between right and wrong, this one is written as they are, though all of its own may be 0 or
+    1."""
+    unscored = f", {evaluation.unscored} unscored" if evaluation.unscored else ""
+    problems = f"{counted(evaluation.problems, 'problem')}{unscored}"
+    if math.isnan(evaluation.outcome):
+        text = f"unknown ({problems})"
+    elif _are_shares(evaluation, *others):
+        text = f"{evaluation.accuracy:.1%} ({evaluation.low:.1%} to {evaluation.high:.1%}, {problems})"
+    else:
+        text = f"{evaluation.outcome:.3f} ({evaluation.accuracy:.1%} at least 1, {problems})"
+    if evaluation.sources:
+        each = (f"{name} {own['accuracy']:.1%}" for name, own in evaluation.sources.items())
+        text += f"; {', '.join(each)}"
+    if evaluation.mean_at_k is not None:
+        text += f"; {_of_samples(evaluation, evaluation.mean_at_k)}"
+    if evaluation.parts:
+        parts = ", ".join(f"{name} {_number(value)}" for name, value in evaluation.parts.items())
+        text += f"; reward {_number(evaluation.reward)} ({parts})"
+    return text
+
+
+def gain(before: Evaluation, after: Evaluation) -> str:
+    """The change between two evaluations, as text; empty if one of them is unknown."""
+    if before.is_share and after.is_share:
+        return f"   {100 * (after.accuracy - before.accuracy):+.1f} points"
+    more = after.outcome - before.outcome
+    return "" if math.isnan(more) else f"   {more:+.3f}"
+
+
+def _of_samples(evaluation: Evaluation, mean: float) -> str:
+    """mean@k and pass@k."""
+    if math.isnan(mean):
+        return f"mean@{evaluation.k} unknown, pass@{evaluation.k} unknown"
+    width = evaluation.mean_half_width
+    around = "" if width is None or math.isnan(width) else f" ± {width:.1%}"
+    return (
+        f"mean@{evaluation.k} {mean:.1%}{around}, pass@{evaluation.k} {evaluation.pass_at_k:.1%} "
+        f"({evaluation.pass_low:.1%} to {evaluation.pass_high:.1%})"
+    )
+
+
+def _number(value: float) -> str:
+    return "unknown" if math.isnan(value) else f"{value:.3f}"
+
+
+def sparkline(values: list[float], width: int = 60) -> str:
+    """The last values, one character each, on a scale from 0 to 1, or from minimum to maximum if they exceed it."""
+    known = [value for value in values[-width:] if value == value]
+    low, high = min([0.0, *known]), max([1.0, *known])
+    known = [(value - low) / (high - low) for value in known]
+    return "".join(BARS[min(int(value * len(BARS)), len(BARS) - 1)] for value in known)

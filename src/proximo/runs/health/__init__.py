@@ -1,0 +1,24 @@
+"""Rules over the rows of metrics.jsonl that detect what goes wrong in runs, each with evidence and a remedy.
+
+Rules do not depend on algorithms or files: numbers in, findings out, with the standard library only.
+"""
+
+from proximo.runs.health.finding import SEVERITIES, Finding, Severity
+from proximo.runs.health.rule import Rule
+from proximo.runs.health.watch import COLLAPSE, ENOUGH, RULES, RuleState, Spell, Watch, findings, watched, worst_first
+
+__all__ = [
+    "COLLAPSE",
+    "ENOUGH",
+    "RULES",
+    "SEVERITIES",
+    "Finding",
+    "Rule",
+    "RuleState",
+    "Severity",
+    "Spell",
+    "Watch",
+    "findings",
+    "watched",
+    "worst_first",
+]

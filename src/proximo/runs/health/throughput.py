@@ -1,0 +1,162 @@
+"""Rules about the time line of runs with engines, ranks or older weights: who waits for whom, and what that costs."""
+
+import statistics
+from collections import Counter
+from dataclasses import dataclass
+from typing import ClassVar
+
+from proximo.runs.health.finding import Severity
+from proximo.runs.health.history import EARLY, History
+
+
+@dataclass(frozen=True)
+class IdleLearner:
+    """Only where others sample: a process that samples itself is not idle."""
+
+    window: int = 10
+    most: float = 0.6
+    name: ClassVar[str] = "idle-learner"
+    severity: ClassVar[Severity] = "warning"
+    reads: ClassVar[str] = "learner_idle"
+    show: ClassVar[str] = ""
+    why: ClassVar[str] = "the learner's GPUs wait for rollouts most of the time"
+    remedy: ClassVar[str] = (
+        "a higher ahead.staleness, so that steps are sampled while others are trained; then more engines for fewer "
+        "ranks, as `proximo plan --gpus N` splits them"
+    )
+
+    @property
+    def when(self) -> str:
+        return f"over {self.window} steps the learner waits for rollouts more than {self.most:.0%} of the time"
+
+    def evidence(self, history: History) -> str | None:
+        idle = history.typical(self.reads, self.window)
+        return (
+            f"over {self.window} steps the learner waited for rollouts {idle:.0%} of the time"
+            if idle > self.most
+            else None
+        )
+
+
+@dataclass(frozen=True)
+class IdleEngines:
+    """Time for pushes and probes is no idle time."""
+
+    window: int = 10
+    most: float = 0.6
+    name: ClassVar[str] = "idle-engines"
+    severity: ClassVar[Severity] = "warning"
+    reads: ClassVar[str] = "engines_idle"
+    show: ClassVar[str] = ""
+    why: ClassVar[str] = "the engines' GPUs have nothing to sample most of the time"
+    remedy: ClassVar[str] = (
+        "a higher ahead.staleness, so that the next steps are sampled during updates; then fewer sampler.engines, or "
+        "more ranks"
+    )
+
+    @property
+    def when(self) -> str:
+        return f"over {self.window} steps engines have no request more than {self.most:.0%} of the time"
+
+    def evidence(self, history: History) -> str | None:
+        idle = history.typical(self.reads, self.window)
+        return f"over {self.window} steps engines had no request {idle:.0%} of the time" if idle > self.most else None
+
+
+@dataclass(frozen=True)
+class SlowPush:
+    """From the pause of an engine until it has answered the probe."""
+
+    window: int = 10
+    most: float = 0.2
+    name: ClassVar[str] = "slow-push"
+    severity: ClassVar[Severity] = "warning"
+    reads: ClassVar[str] = "push_share"
+    show: ClassVar[str] = ""
+    why: ClassVar[str] = "engines sample nothing while new weights arrive and are probed"
+    remedy: ClassVar[str] = (
+        'sampler.sync = "gloo" or "nccl" instead of a folder, or a folder in memory (TMPDIR=/dev/shm); with LoRA, '
+        'sampler.sync = "adapter" pushes the adapter alone; otherwise more groups a step, so that pushes are fewer'
+    )
+
+    @property
+    def when(self) -> str:
+        return f"over {self.window} steps pushes and probes take more than {self.most:.0%} of the time"
+
+    def evidence(self, history: History) -> str | None:
+        share = history.typical(self.reads, self.window)
+        return f"over {self.window} steps pushes and probes took {share:.0%} of the time" if share > self.most else None
+
+
+@dataclass(frozen=True)
+class Straggler:
+    """The same engine or rank must be the slowest nearly always: the longest completions are somewhere at each step."""
+
+    window: int = 10
+    least: float = 0.5
+    often: float = 0.8
+    name: ClassVar[str] = "straggler"
+    severity: ClassVar[Severity] = "warning"
+    reads: ClassVar[str] = "pace"
+    show: ClassVar[str] = ""
+    why: ClassVar[str] = "all others wait for the slowest"
+    remedy: ClassVar[str] = (
+        "look for what else runs on its machine or GPU, and for throttling; an engine that is stopped is replaced"
+    )
+
+    @property
+    def when(self) -> str:
+        return (
+            f"in {self.often:.0%} of {self.window} steps the same engine or rank samples at less than {self.least:.0%} "
+            "of the others' speed"
+        )
+
+    def evidence(self, history: History) -> str | None:
+        columns = [history.last(name, self.window) for name in (self.reads, "slowest", "slowest_is_rank")]
+        slow = Counter(
+            (int(place), bool(is_rank)) for pace, place, is_rank in zip(*columns, strict=True) if pace < self.least
+        )
+        for (place, is_rank), times in slow.most_common(1):
+            if times >= self.often * self.window:
+                name, pace = f"rank {place}" if is_rank else f"engine-{place}", statistics.median(columns[0])
+                return (
+                    f"{name} was the slowest in {times} of {self.window} steps and sampled at {pace:.0%} of the "
+                    "others' speed"
+                )
+        return None
+
+
+@dataclass(frozen=True)
+class GrowingGap:
+    """Only under staleness, where each step moves the policy away from the weights that sample the next ones."""
+
+    window: int = 3 * EARLY
+    times: float = 3.0
+    most: float = 1e-3
+    name: ClassVar[str] = "growing-gap"
+    severity: ClassVar[Severity] = "warning"
+    reads: ClassVar[str] = "stale_gap"
+    show: ClassVar[str] = "gap"
+    why: ClassVar[str] = "the policy moves further in a step than before, so that older weights sample another policy"
+    remedy: ClassVar[str] = (
+        "a lower ahead.staleness or training.learning_rate; and TokenTruncated in algorithm.correct, if there is none"
+    )
+
+    @property
+    def when(self) -> str:
+        return (
+            f"under staleness the sampler is {self.times:g} times as far from the learner as {2 * EARLY} steps before, "
+            f"and more than {self.most:g} nats a token"
+        )
+
+    def evidence(self, history: History) -> str | None:
+        before, now = history.last(self.reads, EARLY, before=2 * EARLY), history.last(self.reads, EARLY)
+        if not before:
+            return None
+        first, last = statistics.median(before), statistics.median(now)
+        if not last > max(self.most, self.times * first):
+            return None
+        return (
+            f"with older weights the sampler is {last:.2g} nats a token from the learner; {2 * EARLY} steps before it "
+            f"was {first:.2g}"
+        )

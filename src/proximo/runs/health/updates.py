@@ -1,0 +1,132 @@
+"""Rules about the gradient: sampler mismatch, the gate, the size of updates, the baseline."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from proximo.runs.health.finding import Severity
+from proximo.runs.health.history import History, mean
+
+
+@dataclass(frozen=True)
+class SamplerGap:
+    """With a correction, only a sampler that hardly overlaps with the learner is reported."""
+
+    window: int = 10
+    most: float = 1e-3
+    least_effective: float = 0.5
+    name: ClassVar[str] = "sampler-gap"
+    severity: ClassVar[Severity] = "warning"
+    reads: ClassVar[str] = "mismatch_kl"
+    show: ClassVar[str] = "gap"
+    why: ClassVar[str] = "completions come from a different policy than the one being updated: the gradient is biased"
+    remedy: ClassVar[str] = (
+        "sample with newer weights and in the learner's precision; otherwise correct for it with TokenTruncated in "
+        "algorithm.correct"
+    )
+
+    @property
+    def when(self) -> str:
+        return (
+            f"over {self.window} steps the sampler is more than {self.most:g} nats a token from the learner and there "
+            f"is no correction, or the effective sample size is below {self.least_effective:.0%} of the tokens"
+        )
+
+    def evidence(self, history: History) -> str | None:
+        kl, effective = (history.typical(name, self.window) for name in (self.reads, "mismatch_ess"))
+        is_corrected = bool(history.last("correction", 1))
+        if not (effective < self.least_effective or (kl > self.most and not is_corrected)):
+            return None
+        return (
+            f"before any update the sampler is {kl:.2g} nats a token from the learner over {self.window} "
+            f"steps, {'' if is_corrected else 'un'}corrected; the effective sample size is {effective:.0%} of the "
+            "tokens"
+        )
+
+
+@dataclass(frozen=True)
+class ClipSaturation:
+    """One number for hard and soft gates: the share of the gradient that passes. A narrow clip range like GSPO's stops
+    much of it in healthy runs, so it counts only if outcomes no longer rise."""
+
+    window: int = 10
+    most: float = 0.5
+    name: ClassVar[str] = "clip-saturation"
+    severity: ClassVar[Severity] = "warning"
+    reads: ClassVar[str] = "blocked_share"
+    show: ClassVar[str] = "clipped"
+    why: ClassVar[str] = "the step's first updates move the policy so far that the gradient of later ones is discarded"
+    remedy: ClassVar[str] = (
+        "a lower training.learning_rate, or fewer training.minibatches and training.epochs; then a wider algorithm.gate"
+    )
+
+    @property
+    def when(self) -> str:
+        return (
+            f"over {self.window} steps the clip or soft gate stops more than {self.most:.0%} of the gradient, and "
+            "outcomes no longer rise"
+        )
+
+    def evidence(self, history: History) -> str | None:
+        stopped = history.typical(self.reads, self.window)
+        if not stopped > self.most or history.is_learning():
+            return None
+        low, high = (history.typical(name, self.window) for name in ("clip_low", "clip_high"))
+        return (
+            f"over {self.window} steps the gate stopped {stopped:.0%} of the gradient ({high:.0%} of the "
+            f"tokens clipped above, {low:.0%} below), and outcomes do not rise"
+        )
+
+
+@dataclass(frozen=True)
+class HugeUpdate:
+    """The updates of a healthy step move the policy by hundredths of a nat; at a nat, ratios are meaningless."""
+
+    window: int = 1
+    most: float = 1.0
+    name: ClassVar[str] = "huge-update"
+    severity: ClassVar[Severity] = "warning"
+    reads: ClassVar[str] = "old_kl"
+    show: ClassVar[str] = "clipped"
+    why: ClassVar[str] = "one step moved the policy so far from the one that sampled that its later updates are noise"
+    remedy: ClassVar[str] = "a training.learning_rate that is ten times lower, or a longer warm-up"
+
+    @property
+    def when(self) -> str:
+        return f"within one step the policy moves more than {self.most:g} nat a token from the one that sampled"
+
+    def evidence(self, history: History) -> str | None:
+        [moved] = history.last(self.reads, 1)
+        return f"one step moved the policy {moved:.3g} nats a token" if moved > self.most else None
+
+
+@dataclass(frozen=True)
+class WeakValueModel:
+    """The first `window` steps are skipped: a value model starts untrained."""
+
+    window: int = 20
+    times: float = 1.15
+    name: ClassVar[str] = "weak-value-model"
+    severity: ClassVar[Severity] = "warning"
+    reads: ClassVar[str] = "baseline_error/value"
+    show: ClassVar[str] = "worst"
+    why: ClassVar[str] = "a baseline worse than the group mean makes advantages noisier than GRPO's"
+    remedy: ClassVar[str] = (
+        "a higher value.learning_rate, some value.pretrain_steps or a larger value.form; or a group advantage (GRPO), "
+        "which needs no value model"
+    )
+
+    @property
+    def when(self) -> str:
+        return (
+            f"over {self.window} steps, not counting the first {self.window}, the squared error of the values is more "
+            f"than {self.times:g} times that of the group mean"
+        )
+
+    def evidence(self, history: History) -> str | None:
+        value, group = (mean(history.last(f"baseline_error/{name}", self.window)) for name in ("value", "group"))
+        if history.seen[self.reads] < 2 * self.window or not value > self.times * group:  # a near tie does not count
+            return None
+        return (
+            f"over {self.window} steps the squared error of the value model is {value:.3g}, that of the group mean "
+            f"{group:.3g}: the group mean would be the better baseline"
+        )

@@ -1,0 +1,175 @@
+"""Watches a run: each finding is reported once, and again only after it was over."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from proximo.runs.health.drift import (
+    EntropyCollapse,
+    EntropyRise,
+    KlRunaway,
+    LengthExplosion,
+    SuddenCollapse,
+    Truncation,
+)
+from proximo.runs.health.finding import SEVERITIES, Finding, Row
+from proximo.runs.health.gains import HeldOutFall, HeldOutFlat, OnePart
+from proximo.runs.health.history import HELD_OUT, History
+from proximo.runs.health.reward_signal import (
+    ColdStart,
+    DeadGroups,
+    Duplicates,
+    NoReward,
+    NothingTrained,
+    Selection,
+    TooEasy,
+    Unscored,
+)
+from proximo.runs.health.rule import Rule
+from proximo.runs.health.throughput import GrowingGap, IdleEngines, IdleLearner, SlowPush, Straggler
+from proximo.runs.health.turns import FormatCollapse, Loops, ToolsFail, ToolsUnused
+from proximo.runs.health.updates import ClipSaturation, HugeUpdate, SamplerGap, WeakValueModel
+
+RULES: tuple[Rule, ...] = (
+    NoReward(),
+    ColdStart(),
+    DeadGroups(),
+    TooEasy(),
+    Unscored(),
+    Duplicates(),
+    NothingTrained(),
+    Selection(),
+    SuddenCollapse(),
+    EntropyCollapse(),
+    EntropyRise(),
+    LengthExplosion(),
+    Truncation(),
+    KlRunaway(),
+    SamplerGap(),
+    GrowingGap(),
+    ClipSaturation(),
+    HugeUpdate(),
+    WeakValueModel(),
+    OnePart(),
+    HeldOutFlat(),
+    HeldOutFall(),
+    Loops(),
+    ToolsUnused(),
+    ToolsFail(),
+    FormatCollapse(),
+    IdleLearner(),
+    IdleEngines(),
+    SlowPush(),
+    Straggler(),
+)
+COLLAPSE = frozenset(rule.name for rule in (HeldOutFall, EntropyCollapse, SuddenCollapse, HugeUpdate))
+"""Rules that say that a policy loses what it could do."""
+ENOUGH = sorted(rule.window for rule in RULES)[len(RULES) // 2]
+"""Steps that most rules need."""
+
+
+@dataclass
+class Spell:
+    """A finding, from the first row that shows it until it is over."""
+
+    finding: Finding
+    last: int
+    """Last step that showed it."""
+    latest: str
+    """Evidence at that step."""
+    quiet: int = 0
+    """Rows since then without evidence."""
+    is_over: bool = False
+
+
+@dataclass(frozen=True)
+class RuleState:
+    """A rule after all rows: found, passed (now or never a finding), waiting for more rows, or without its metric."""
+
+    rule: str
+    state: Literal["found", "passed", "waiting", "unmeasured"]
+    rows: int
+    """Rows with its metric."""
+    needs: int
+    """Rows that it needs."""
+    when: str
+    """Its threshold in words."""
+
+
+class Watch:
+    """Rows in, findings out. The findings are a function of the rows alone: given the same rows again, as after a
+    resume, a new watch has the same state."""
+
+    def __init__(self, rules: Sequence[Rule] = RULES) -> None:
+        self.rules, self.history = rules, History()
+        self.spells: list[Spell] = []
+        self._open: dict[str, Spell] = {}
+
+    def look(self, row: Row) -> list[Finding]:
+        """Add a row; returns the findings that are new."""
+        known = self.history.add(row)
+        new = []
+        for rule in self.rules:
+            if rule.reads not in known:
+                continue
+            evidence, spell = rule.evidence(self.history), self._open.get(rule.name)
+            if evidence is None:
+                self._fade(rule)
+            elif spell is None:
+                new.append(self._begin(rule, evidence))
+            else:
+                spell.quiet, spell.last, spell.latest = 0, self.history.step, evidence
+        return new
+
+    def standing(self) -> list[Finding]:
+        """Findings that are not over, worst first."""
+        return [spell.finding for spell in worst_first(self._open.values())]
+
+    def states(self) -> list[RuleState]:
+        """What each rule says now."""
+        return [self._state(rule) for rule in self.rules]
+
+    def _state(self, rule: Rule) -> RuleState:
+        history = self.history
+        rows = history.trained * bool(history.evaluations) if rule.reads == HELD_OUT else history.seen[rule.reads]
+        needs = max(rule.window, getattr(rule, "apart", 0))
+        if rule.name in self._open:
+            state = "found"
+        elif rows >= needs:
+            state = "passed"
+        else:
+            state = "waiting" if rows or not history.trained else "unmeasured"
+        return RuleState(rule.name, state, rows, needs, rule.when)
+
+    def _begin(self, rule: Rule, evidence: str) -> Finding:
+        step = self.history.step
+        finding = Finding(rule.name, rule.severity, step, evidence, rule.remedy, rule.show)
+        self._open[rule.name] = Spell(finding, step, evidence)
+        self.spells.append(self._open[rule.name])
+        return finding
+
+    def _fade(self, rule: Rule) -> None:
+        """Count a row without evidence. One does not end a finding: at a threshold it would be reported repeatedly."""
+        spell = self._open.get(rule.name)
+        if spell is not None:
+            spell.quiet += 1
+            if spell.quiet >= rule.window:
+                spell.is_over = True
+                del self._open[rule.name]
+
+
+def watched(rows: Iterable[Row]) -> Watch:
+    """A new watch that has read these rows."""
+    watch = Watch()
+    for row in rows:
+        watch.look(row)
+    return watch
+
+
+def findings(rows: Iterable[Row]) -> list[Finding]:
+    """All findings in a run's rows, in order."""
+    return [spell.finding for spell in watched(rows).spells]
+
+
+def worst_first(spells: Iterable[Spell]) -> list[Spell]:
+    return sorted(spells, key=lambda each: (SEVERITIES.index(each.finding.severity), each.finding.step))

@@ -1,0 +1,154 @@
+"""Rollouts as plain values for JSON, and back. Problems are not stored: the task gives them again, and their ids are
+compared. Tensors are stored separately, under names that start with a prefix.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from torch import Tensor
+
+from proximo.runs.records import Active, Answered, Collected, DataCursor
+from proximo.samplers.in_progress import Begun
+from proximo.tasks import Split, Task
+from proximo.types import Completion, Grade, Group, Problem, Rollout, Turn
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Gives a stored rollout's problem; ValueError where it is no longer the same."""
+
+    task: Task
+    seed: int
+
+    def __call__(self, index: int, split: Split, known: str) -> Problem:
+        problem = self.task.problem(index, split, self.seed)
+        if problem.id != known:
+            raise ValueError(
+                f"the task's problem {index} ({split}) was {known!r} when the run was saved and is {problem.id!r} now: "
+                "its data has changed; restore the old data, or start a new run"
+            )
+        return problem
+
+
+def _rollout(completion: Completion, grade: Grade) -> dict[str, Any]:
+    facts = {name: value for name, value in vars(completion).items() if name not in ("routes", "prompt_routes")}
+    facts["turns"] = [asdict(turn) for turn in completion.turns]  # not of all: it would copy each token for itself
+    for name in ("versions", "turns"):
+        if not facts[name]:
+            del facts[name]
+    steps = {"steps": grade.steps} if grade.steps else {}
+    return facts | {"outcome": grade.outcome, "parts": dict(grade.parts), **steps}
+
+
+def _read_rollout(facts: Mapping[str, Any], **routes: Tensor | None) -> Rollout:
+    completion = Completion(
+        tokens=tuple(facts["tokens"]),
+        logprobs=tuple(facts["logprobs"]),
+        text=facts["text"],
+        finish=facts["finish"],
+        version=facts["version"],
+        entropies=tuple(facts.get("entropies", ())),  # earlier versions did not keep them
+        sampled=tuple(facts.get("sampled", ())),  # earlier versions knew sampled tokens only
+        versions=tuple(facts.get("versions", ())),
+        turns=tuple(Turn(**each) for each in facts.get("turns", ())),
+        **routes,
+    )
+    steps = tuple((end, reward) for end, reward in facts.get("steps", ()))
+    return Rollout(completion, Grade(facts["outcome"], facts["parts"], steps=steps))
+
+
+def read_answers(facts: Sequence[Mapping[str, Any]], task: Task, seed: int) -> list[Answered]:
+    """An evaluation's answers from the plain values of `plain_answer`."""
+    return [_read_answer(index, each, Asked(task, seed)) for index, each in enumerate(facts)]
+
+
+def plain_answer(answered: Answered) -> dict[str, Any]:
+    return {"problem": answered.problem.id, **_rollout(answered.completion, answered.grade)}
+
+
+def _read_answer(index: int, facts: Mapping[str, Any], asked: Asked) -> Answered:
+    rollout = _read_rollout(facts)
+    return Answered(asked(index, "held_out", facts["problem"]), rollout.completion, rollout.grade)
+
+
+def plain_group(group: Group, routes: dict[str, Tensor], prefix: str = "") -> dict[str, Any]:
+    """Plain values of a group; its routes, if it has any, are added to `routes`."""
+    for number, rollout in enumerate(group.rollouts):
+        for name in ("routes", "prompt_routes"):
+            if (tensor := getattr(rollout.completion, name)) is not None:
+                routes[f"{prefix}{group.ordinal}.{number}.{name}"] = tensor
+    return {
+        "ordinal": group.ordinal,
+        "problem": group.problem.id,
+        "prompt_tokens": list(group.prompt_tokens),
+        "rollouts": [_rollout(each.completion, each.grade) for each in group.rollouts],
+    }
+
+
+def read_group(facts: Mapping[str, Any], asked: Asked, routes: Mapping[str, Tensor], prefix: str = "") -> Group:
+    ordinal = facts["ordinal"]
+    rollouts = [
+        _read_rollout(
+            each,
+            routes=routes.get(f"{prefix}{ordinal}.{number}.routes"),
+            prompt_routes=routes.get(f"{prefix}{ordinal}.{number}.prompt_routes"),
+        )
+        for number, each in enumerate(facts["rollouts"])
+    ]
+    problem = asked(ordinal, "train", facts["problem"])
+    return Group(problem, tuple(facts["prompt_tokens"]), tuple(rollouts), ordinal=ordinal)
+
+
+def plain_collected(collected: Collected, routes: dict[str, Tensor], prefix: str) -> dict[str, Any]:
+    """Plain values of a step's rollouts. A prompt that was sampled again is among the dropped groups and the others,
+    so that each list has a prefix of its own."""
+    lists = {"groups": collected.groups, "dropped": collected.dropped, "carried": collected.cursor.carried}
+    return {
+        name: [plain_group(each, routes, f"{prefix}{name}.{place}.") for place, each in enumerate(groups)]
+        for name, groups in lists.items()
+    } | {
+        "next_problem": collected.cursor.next_problem,
+        "rates": dict(collected.cursor.rates),
+        "passed_over": [[ordinal, problem.id] for ordinal, problem in collected.passed_over],
+        "rounds": collected.rounds,
+        "sampled_tokens": collected.sampled_tokens,
+    }
+
+
+def read_collected(facts: Mapping[str, Any], asked: Asked, routes: Mapping[str, Tensor], prefix: str) -> Collected:
+    """A step's rollouts from the plain values of `plain_collected`."""
+    groups, dropped, carried = (
+        tuple(read_group(each, asked, routes, f"{prefix}{name}.{place}.") for place, each in enumerate(facts[name]))
+        for name in ("groups", "dropped", "carried")
+    )
+    return Collected(
+        groups=groups,
+        dropped=dropped,
+        cursor=DataCursor(facts["next_problem"], carried, facts["rates"]),
+        passed_over=tuple((ordinal, asked(ordinal, "train", known)) for ordinal, known in facts["passed_over"]),
+        rounds=facts["rounds"],
+        sampled_tokens=facts["sampled_tokens"],
+    )
+
+
+def plain_active(active: Active, routes: dict[str, Tensor]) -> dict[str, Any]:
+    """Plain values of a group in flight."""
+    group = None if active.group is None else plain_group(active.group, routes)
+    facts = {name: getattr(active, name) for name in ("ordinal", "step", "version", "passed", "is_noted")}
+    begun = [dict(vars(each)) for each in active.begun]
+    return facts | {"problem": active.problem.id, "group": group, **({"begun": begun} if begun else {})}
+
+
+def read_active(facts: Mapping[str, Any], asked: Asked, routes: Mapping[str, Tensor]) -> Active:
+    """A group in flight from the plain values of `plain_active`."""
+    problem = asked(facts["ordinal"], "train", facts["problem"])
+    group = None if facts["group"] is None else read_group(facts["group"], asked, routes)
+    numbers = {name: facts[name] for name in ("ordinal", "step", "version", "passed", "is_noted")}
+    begun = tuple(_read_begun(each) for each in facts.get("begun", ()))  # earlier versions sampled them again
+    return Active(**numbers, problem=problem, group=group, begun=begun)
+
+
+def _read_begun(facts: Mapping[str, Any]) -> Begun:
+    lists = {name: tuple(facts[name]) for name in ("tokens", "logprobs", "versions")}
+    return Begun(**{**facts, **lists})

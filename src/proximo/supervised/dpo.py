@@ -1,0 +1,251 @@
+"""Direct preference optimisation: train a policy on ranked completions, without a reward model or sampling."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from proximo.config import toml
+from proximo.data import DataFile, Mistakes, read_rankings
+from proximo.learner.ranks import Ranks
+from proximo.losses.pairwise import Dpo, Ipo, ranked_pairs
+from proximo.models import Precision, load_model, load_tokenizer, pick_device, pick_dtype, score_rows
+from proximo.models.adapters.lora import Lora, add_lora
+from proximo.models.adapters.quantized import check_quantization
+from proximo.models.adapters.starting import base_for, check_adapter
+from proximo.models.compiling import allow_compiling
+from proximo.models.model_types import PreTrainedModel
+from proximo.models.shipped import resolve
+from proximo.models.stop_tokens import declared_ends
+from proximo.runs.session import Attempt
+from proximo.supervised.encoding import Encoded, EncodedRows, Prepared, prepare
+from proximo.supervised.fitting import FitOptions, Fitted, fit_attempt
+from proximo.supervised.reference import (
+    Reference,
+    compute_reference,
+    micro_batched,
+    read_reference,
+    summed_logprobs,
+    weights_fingerprint,
+    write_reference,
+)
+from proximo.supervised.snapshots import once
+from proximo.supervised.stage_model import HoldsStages, StageModel, check_ranks, loading_place, stage_model
+from proximo.types.tensor_types import Float
+
+
+@dataclass(frozen=True)
+class DpoConfig:
+    """Everything that determines the results of a DPO run."""
+
+    data: DataFile
+    """Ranked completions: chosen and rejected, or a list with the best first."""
+    model: str = "tiny-arithmetic"
+    """Model to start from: a folder, a run folder, a hub id or a model name."""
+    adapter: Lora | None = None
+    """Adapter that is trained in the place of the model's own weights. None: the model itself is trained."""
+    reference: str | None = None
+    """Reference model. None: the model that training starts from."""
+    reference_logprobs: str | None = None
+    """Path of an earlier run's reference.parquet (same data, same reference). None: computed before training."""
+    loss: Dpo | Ipo = field(default_factory=Dpo)
+    fit: FitOptions = field(default_factory=lambda: FitOptions(learning_rate=1e-6))
+    device: str = "auto"
+    """Torch device of the model. `auto`: a GPU if there is one, else the CPU."""
+    dtype: Precision = "auto"
+    """Data type of the weights. `auto`: float32 on a CPU, bfloat16 with float32 master weights on a GPU."""
+    compile: bool = True
+    """Whether to compile the model's layers on a GPU (takes some seconds once). Has no effect on a CPU."""
+    seed: int = 0
+    """Random seed of the run."""
+    ranks: Ranks | None = None
+    """Processes that hold the model in shards between them. None: one process holds all of it."""
+
+    def __post_init__(self) -> None:
+        check_ranks(self.ranks, self.fit.adam_moments, self.adapter)
+
+
+def dpo(
+    config: DpoConfig,
+    folder: Path,
+    say: Callable[[str], None],
+    attempt: Attempt | None = None,
+    ranks: HoldsStages | None = None,
+) -> Fitted:
+    """Check the data, compute the reference log-probs once, then train with one model in memory. `ranks` holds that
+    model on several processes.
+
+    Example: dpo(DpoConfig(DataFile("pairs.jsonl"), model="runs/sft"), Path("runs/dpo"), print)
+    """
+    result = once(folder, toml.dumps(config), attempt, lambda taken: _dpo(config, taken, say, ranks))
+    return Fitted.from_dict(result, folder)
+
+
+def _dpo(config: DpoConfig, attempt: Attempt, say: Callable[[str], None], ranks: HoldsStages | None) -> dict[str, Any]:
+    """Train; the result is a `Fitted` as a dict, as it is stored."""
+    path = resolve(config.model)
+    if config.adapter is not None:
+        check_adapter(path, config.adapter)
+        check_quantization(config.adapter.quantize_base, pick_device(config.device))
+    tokenizer, reference_path = load_tokenizer(path), path if config.reference is None else resolve(config.reference)
+    if load_tokenizer(reference_path).get_vocab() != tokenizer.get_vocab():
+        raise ValueError(
+            f"reference is {config.reference!r}, model {config.model!r}: their vocabularies differ, so their "
+            "log-probs cannot be compared; use a reference with the model's own tokenizer"
+        )
+    data = prepare(config.data, read_rankings, tokenizer, declared_ends(path))
+    known = None if config.reference_logprobs is None else read_reference(config.reference_logprobs, data)
+    shared, batch, budget = reference_path == path, config.fit.batch, config.fit.token_budget
+    model = _loaded(config, reference_path, ranks if shared else None)
+    data.check_room(model)
+    weights = weights_fingerprint(model, None if ranks is None else _dtype(config))
+    if known is not None and known.weights != weights:
+        raise ValueError(
+            f"reference_logprobs is {config.reference_logprobs!r}: it was computed by another model than "
+            f"{reference_path!r}; leave it out to compute it again"
+        )
+    if known is None and (ranks is None or not shared):
+        known = compute_reference(partial(summed_logprobs, model), data, weights, batch, budget)
+    if not shared:
+        del model  # before the next one is loaded, so that only one model is in memory at a time
+        model = _loaded(config, path, ranks)
+        data.check_room(model)
+    held = _held(config, model, path, ranks)
+    if known is None:  # ranks share the passes; a new adapter adds 0
+        assert ranks is not None
+        known = compute_reference(ranks.scored, data, weights, batch, budget)
+    reference = known
+
+    def report() -> None:
+        data.report(attempt.log, say)
+        write_reference(attempt.folder / "reference.parquet", reference, data)
+
+    stage = Preferences(model, data, reference, config.loss, config.fit)
+    fitted = fit_attempt(attempt, stage, held, config.fit, tokenizer, config.seed, say, report, ranks)
+    return replace(fitted, skipped=len(data.mistakes)).to_dict()
+
+
+def _dtype(config: DpoConfig) -> torch.dtype:
+    return pick_dtype(config.dtype, pick_device(config.device))
+
+
+def _loaded(config: DpoConfig, path: str, ranks: HoldsStages | None) -> PreTrainedModel:
+    """A whole model; only the one that is trained may be quantised."""
+    quantization = None if config.adapter is None or path != resolve(config.model) else config.adapter.quantize_base
+    dtype, place = None if ranks else _dtype(config), loading_place(pick_device(config.device), ranks)
+    model = load_model(path, device=place, dtype=dtype, quantization=quantization)
+    allow_compiling(model, config.compile)
+    return model
+
+
+def _held(config: DpoConfig, model: PreTrainedModel, path: str, ranks: HoldsStages | None) -> StageModel:
+    """How the model is held; an adapter is added to it first, if there is one."""
+    if config.adapter is not None:
+        add_lora(model, config.adapter, base=base_for(path), seed=config.seed)
+    return stage_model(model, config.fit, config.seed, _dtype(config), ranks)
+
+
+def dpo_without_data(config: DpoConfig, ranks: HoldsStages) -> "Preferences":
+    """The stage of a process that computes micro-batches for another one."""
+    model = _loaded(config, path := resolve(config.model), ranks)
+    _held(config, model, path, ranks)
+    return Preferences(model, Prepared([], [], Mistakes()), Reference((), (), "", ""), config.loss, config.fit)
+
+
+class ScoredRankings(NamedTuple):
+    """A micro-batch of rankings."""
+
+    rows: EncodedRows
+    known: list[float]
+    """Log-prob of each row under the reference."""
+    share: float
+    """Weight of each ranking in the step."""
+
+
+@dataclass(frozen=True)
+class Preferences:
+    """Rankings to train on; each prompt has equal weight, shared equally by all pairs of its completions.
+
+    DPO compares log-probs summed over a completion's tokens, IPO their means, the form its authors confirmed.
+    """
+
+    model: PreTrainedModel
+    data: Prepared
+    reference: Reference
+    loss: Dpo | Ipo
+    options: FitOptions
+
+    @property
+    def size(self) -> int:
+        return len(self.data.train)
+
+    @property
+    def train(self) -> Sequence[Encoded]:
+        return self.data.train
+
+    @property
+    def kept(self) -> Sequence[Encoded]:
+        return self.data.held_out
+
+    def losses(self, items: Sequence[int]) -> Iterator[tuple[Tensor, Mapping[str, Tensor]]]:
+        return map(self.part_loss, self.parts(items))
+
+    def parts(self, items: Sequence[int], own: Sequence[int] | None = None) -> list[ScoredRankings]:
+        chosen = items if own is None else [items[place] for place in own]
+        rankings, sums = [self.train[item] for item in chosen], [self.reference.train[item] for item in chosen]
+        return self._parts(rankings, sums, len(chosen), 1 / len(items))
+
+    @torch.no_grad()
+    def held_out(self) -> dict[str, float]:
+        return self.metrics([self.measured(part) for part in self.kept_parts()])
+
+    def kept_parts(self, own: Sequence[int] | None = None) -> list[ScoredRankings]:
+        chosen = range(len(self.kept)) if own is None else own
+        rankings, sums = [self.kept[item] for item in chosen], [self.reference.held_out[item] for item in chosen]
+        return self._parts(rankings, sums, self.options.batch, 1 / len(self.kept)) if self.kept else []
+
+    def measured(self, part: ScoredRankings) -> dict[str, Tensor]:
+        loss, metrics = self.part_loss(part)
+        return {"loss": loss, **metrics}
+
+    def metrics(self, found: Sequence[Mapping[str, Tensor]]) -> dict[str, float]:
+        totals: dict[str, float] = {}
+        for part in found:
+            for name, value in part.items():
+                totals[name] = totals.get(name, 0.0) + float(value)
+        return totals
+
+    def _parts(
+        self, rankings: Sequence[Encoded], sums: Sequence[Sequence[float]], batch: int, share: float
+    ) -> list[ScoredRankings]:
+        parts = []
+        for numbers, rows in micro_batched(rankings, batch, self.options.token_budget):
+            known = [value for number in rows.group.unique().tolist() for value in sums[numbers[number]]]
+            parts.append(ScoredRankings(rows, known, share))
+        return parts
+
+    def part_loss(self, part: ScoredRankings) -> tuple[Float[Tensor, ""], Mapping[str, Tensor]]:
+        """The loss of a micro-batch in which every prompt has the same share of the step."""
+        rows, known, share = part
+        logprobs = score_rows(self.model, rows).logprobs.sum(dim=1)
+        lengths = rows.lengths.to(logprobs)
+        size = lengths if self.loss.averages else torch.ones_like(lengths)
+        ratio = logprobs - torch.tensor(known, dtype=logprobs.dtype, device=logprobs.device)
+        pairs = ranked_pairs(rows.group).to(logprobs.device)
+        weights = share * pairs.weights.to(logprobs)
+        chosen, rejected = (ratio / size)[pairs.chosen], (ratio / size)[pairs.rejected]
+        metrics = {
+            "accuracy": chosen > rejected,
+            "margin": self.loss.beta * (chosen - rejected),
+            "chosen_reward": self.loss.beta * chosen,
+            "rejected_reward": self.loss.beta * rejected,
+            "chosen_logprob": (logprobs / size)[pairs.chosen],
+            "rejected_logprob": (logprobs / size)[pairs.rejected],
+            "drift": (ratio / lengths)[pairs.chosen],
+        }
+        loss = (self.loss(chosen, rejected) * weights).sum()
+        return loss, {name: (value.detach() * weights).sum() for name, value in metrics.items()}

@@ -1,0 +1,262 @@
+"""The training loop shared by the stages that train on files: fine-tuning, reward models, DPO."""
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from proximo.models.model_types import PreTrainedTokenizerBase
+from proximo.runs.checkpoints import CHECKPOINTS, Saver, save, saved
+from proximo.runs.files import RESULT
+from proximo.runs.log import RunLog
+from proximo.runs.session import Attempt
+from proximo.runs.signals import Stop, Stopped
+from proximo.supervised.schedule import FitOptions, Schedule
+from proximo.supervised.snapshots import Best, read_point, write_point
+from proximo.supervised.stage_model import HoldsStages, Stage, StageModel, WholeStageModel
+from proximo.system.folders import remove_folder
+from proximo.system.opening import as_written, inside
+
+REPORT_EVERY = 10
+"""Steps between progress lines."""
+MAX_SKIPPED = 5
+"""Consecutive skipped updates (not finite) that end a stage."""
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """The result of a finished stage."""
+
+    steps: int
+    """Optimizer steps taken."""
+    best_step: int
+    """Step of the saved weights, those with the best held-out loss; 0: training never improved it."""
+    before: dict[str, float]
+    """Held-out metrics before training; empty without held-out data."""
+    best: dict[str, float]
+    """Held-out metrics of the checkpoint."""
+    stopped_early: bool
+    checkpoint: Path
+    seconds: float
+    skipped: int = 0
+    """Bad rows that were skipped."""
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self) | {"checkpoint": self.checkpoint.name}
+
+    @classmethod
+    def from_dict(cls, facts: Mapping[str, Any], folder: Path) -> "Fitted":
+        """The stored result of the stage in this folder."""
+        with as_written(folder / RESULT):
+            return cls(**{**facts, "checkpoint": inside(folder / CHECKPOINTS, facts["checkpoint"])})
+
+
+def fit(
+    stage: Stage,
+    options: FitOptions,
+    *,
+    tokenizer: PreTrainedTokenizerBase,
+    log: RunLog,
+    seed: int,
+    say: Callable[[str], None],
+    held: StageModel | None = None,
+    ranks: HoldsStages | None = None,
+    point: Path | None = None,
+    start: Callable[[], None] = lambda: None,
+) -> Fitted:
+    """Train, evaluate and save the best weights, which the model holds at the end.
+
+    The best weights have the lowest held-out loss, including before training; without held-out data they are the
+    last. `held` is how the stage's model is held; None: whole, in this process. `point` is the snapshot to resume
+    from; `start` records the start of this attempt once that has loaded.
+    """
+    held = held or WholeStageModel(stage.model, options, seed)
+    with Stop() as stop:
+        if ranks is not None:
+            ranks.hold_signals(stop.held)
+        fitting = _Fitting(stage, held, options, log, seed, say, stop)
+        fitting.begin(point, start)
+        fitting.run()
+    best = fitting.best
+    held.restore_best()
+    log.settle()
+    checkpoint = save(log.folder, best.step, held.save, tokenizer, None, log.standing())
+    for other in saved(log.folder / CHECKPOINTS):
+        if other != checkpoint:  # of an earlier attempt, before something was changed
+            remove_folder(other)
+    return Fitted(
+        steps=fitting.step,
+        best_step=best.step,
+        before=fitting.before,
+        best=best.metrics,
+        stopped_early=fitting.step < fitting.schedule.steps,
+        checkpoint=checkpoint,
+        seconds=fitting.seconds,
+    )
+
+
+def fit_attempt(
+    attempt: Attempt,
+    stage: Stage,
+    held: StageModel,
+    options: FitOptions,
+    tokenizer: PreTrainedTokenizerBase,
+    seed: int,
+    say: Callable[[str], None],
+    report: Callable[[], None],
+    ranks: HoldsStages | None,
+) -> Fitted:
+    """Run `fit` as one attempt at a run; the attempt is recorded, and `report` called, once training can start."""
+
+    def start() -> None:
+        attempt.start()
+        report()
+
+    return fit(
+        stage,
+        options,
+        tokenizer=tokenizer,
+        log=attempt.log,
+        seed=seed,
+        say=say,
+        held=held,
+        ranks=ranks,
+        point=attempt.resume_from,
+        start=start,
+    )
+
+
+class _Fitting:
+    """A stage in progress. Between steps, its whole state is here and in the stage's model."""
+
+    def __init__(
+        self,
+        stage: Stage,
+        held: StageModel,
+        options: FitOptions,
+        log: RunLog,
+        seed: int,
+        say: Callable[[str], None],
+        stop: Stop,
+    ) -> None:
+        self.stage, self.held, self.options, self.log, self.say, self.stop = stage, held, options, log, say, stop
+        self.schedule = Schedule(stage.size, options, seed)
+        self.saver = Saver(log.event, lambda step, message: say(f"warning after step {step}: {message}"))
+        self.start, self.spent = time.perf_counter(), 0.0
+        self.step, self.is_evaluated, self.saved = 0, True, 0
+        """Steps done, whether the evaluation after the last one is done, and the step of the last snapshot."""
+        self.skipped = 0
+        """Consecutive updates skipped so far."""
+
+    @property
+    def seconds(self) -> float:
+        return self.spent + time.perf_counter() - self.start
+
+    def begin(self, point: Path | None, start: Callable[[], None]) -> None:
+        """Start from scratch, or resume from a snapshot."""
+        if point is None:
+            start()
+            self.log.rewind({}, 0)
+            self.before = self._evaluate(0)
+            patience = self.options.patience
+            if patience is not None and not self.before:
+                raise ValueError(f"fit.patience is {patience}, but no data is held out: leave it out, or hold some")
+            self.best = Best(0, self.before)
+            if self.before:  # without held-out data the last weights are the best, and none are kept
+                self.held.keep_best()
+            return
+        facts = read_point(point, self.held)
+        start()
+        self.log.rewind(facts["sizes"], facts["step"])
+        self.step, self.is_evaluated, self.saved = facts["step"], facts["is_evaluated"], facts["step"]
+        self.before, self.spent, self.skipped = facts["before"], facts["seconds"], facts["skipped"]
+        self.best = Best(facts["best_step"], facts["best"], facts["misses"])
+
+    def run(self) -> None:
+        """Run all steps, or as many as patience allows."""
+        try:
+            while not self._is_over():
+                self.stop.check()
+                self._step(self.step)
+                self.step, self.is_evaluated = self.step + 1, False
+        except Stopped:
+            self._save(again=False)
+            raise
+
+    def _is_over(self) -> bool:
+        """Do what is due between two steps (evaluate, save), then say whether training is over."""
+        done, last = self.step, self.step == self.schedule.steps
+        if done and not self.is_evaluated and self.schedule.evaluates(done):
+            found = self._evaluate(done)
+            self.best = self.best.after(done, found)
+            if found and self.best.step == done:
+                self.held.keep_best()
+        self.is_evaluated = True
+        if done and self.best.misses == self.options.patience:
+            self.say(f"stopped early: held-out loss was best after step {self.best.step}")
+            return True
+        if done and not last and done % self.options.save_every == 0:
+            self._save()
+        return last
+
+    def _save(self, *, again: bool = True) -> None:
+        """Save a snapshot unless nothing was done since the last. `again`: whether more saves will follow."""
+        if self.step != self.saved and self.saver.save(self.step, self._write, again=again):
+            self.saved = self.step
+
+    def _write(self) -> None:
+        best = self.best
+        facts = {
+            "run": self.log.identity,
+            "step": self.step,
+            "is_evaluated": self.is_evaluated,
+            "before": self.before,
+            "best": best.metrics,
+            "best_step": best.step,
+            "misses": best.misses,
+            "skipped": self.skipped,
+            "sizes": self.log.settle(),
+            "seconds": self.seconds,
+        }
+        write_point(self.log.folder, facts, self.held, self.log.standing())
+
+    def _step(self, index: int) -> None:
+        start, step = time.perf_counter(), index + 1
+        rate = self.schedule.learning_rate(index)
+        found = self.held.gradients(self.stage, self.schedule.items(index))
+        is_finite = math.isfinite(found.loss)
+        norm = self.held.apply(rate, self.options.max_gradient_norm, lambda norm: is_finite and math.isfinite(norm))
+        self.skipped = 0 if is_finite and math.isfinite(norm) else self.skipped + 1
+        metrics = {"loss": found.loss, **found.sums}
+        self.log.metrics(step, metrics | {"gradient_norm": norm, "learning_rate": rate})
+        self.log.timings(step, {"update": time.perf_counter() - start})
+        if step % REPORT_EVERY == 0 or step == self.schedule.steps:
+            self.say(f"step {step}/{self.schedule.steps}  {_summary(metrics)}")
+        if self.skipped:
+            self._tell_skipped(step)
+
+    def _tell_skipped(self, step: int) -> None:
+        """Report a skipped update; raises ValueError after too many in a row."""
+        message = "loss or gradient is not finite; weights untouched"
+        self.log.event(step, "skipped_update", message)
+        self.say(f"warning after step {step}: the update was skipped: {message}")
+        if self.skipped >= MAX_SKIPPED:
+            raise ValueError(
+                f"{self.skipped} updates in a row were skipped, since loss or gradient is not finite: lower "
+                "fit.learning_rate, and check the data for completions that no model could generate"
+            )
+
+    def _evaluate(self, step: int) -> dict[str, float]:
+        """Held-out metrics after `step` steps."""
+        with self.stop.anywhere():
+            metrics = self.held.held_out(self.stage)
+        if metrics:
+            self.log.metrics(step, {f"held_out/{name}": value for name, value in metrics.items()})
+            self.say(f"held-out {f'after step {step}' if step else 'before'}: {_summary(metrics)}")
+        return metrics
+
+
+def _summary(metrics: Mapping[str, float]) -> str:
+    return "  ".join(f"{name} {value:.4g}" for name, value in metrics.items())

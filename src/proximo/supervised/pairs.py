@@ -1,0 +1,185 @@
+"""New rankings from a run's own rollouts: training data for the next reward model or DPO."""
+
+import json
+import math
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Any, Literal
+
+from proximo.data.rankings import Ranking, read_rankings
+from proximo.data.rows import Mistakes, read_prompt
+from proximo.losses.arithmetic import count_of
+from proximo.runs.files import ROLLOUTS, stored_steps
+from proximo.runs.rollout_files import read_columns
+from proximo.system.folders import write_file
+from proximo.system.opening import make_folder, without_links
+
+
+@dataclass(frozen=True)
+class PairsConfig:
+    run: str
+    """A run folder of `proximo train`."""
+    out: str
+    """The .jsonl file to write."""
+    steps: str = ":"
+    """Range of steps A:B, from A up to but not including B; either may be left out."""
+    by: Literal["outcome", "reward"] = "outcome"
+    """Value to rank by: the task's outcome, or the reward that was trained on."""
+    old: str | None = None
+    """File of earlier rankings to mix in, .jsonl or .parquet."""
+    old_share: float = 0.1
+    """Share of the written rows that are drawn from the old ones; iterative GRPO uses 0.1."""
+    seed: int = 0
+    """Random seed of the draw from the old rows."""
+
+    def __post_init__(self) -> None:
+        if not self.out.endswith(".jsonl"):
+            raise ValueError(f"out is {self.out!r}: give a name that ends with .jsonl")
+        if not 0 <= self.old_share < 1:
+            raise ValueError(f"old_share is {self.old_share}: give a share from 0 to below 1")
+        _range(self.steps)
+
+
+@dataclass
+class Counts:
+    """How many groups and completions were used, and how many left out."""
+
+    groups: int = 0
+    fresh: int = 0
+    """New rankings, one for each group with at least two different values."""
+    one_level: int = 0
+    """Groups whose completions all have the same value."""
+    truncated: int = 0
+    unscored: int = 0
+    empty: int = 0
+    """Empty completions, left out."""
+    old: int = 0
+    """Rankings drawn from the old file."""
+    old_missing: int = 0
+    """Rankings missing because the old file has too few."""
+
+
+def write_pairs(config: PairsConfig) -> Counts:
+    """Read a run's rollouts and write their rankings."""
+    out = without_links(config.out)
+    if out.exists():
+        raise ValueError(f"out is {config.out!r}: the file exists; choose another name or remove it")
+    earlier = _earlier(config.old) if config.old is not None else []
+    counts = Counts()
+    rankings = list(_fresh(config, counts))
+    if not rankings:
+        raise ValueError(
+            f"run is {config.run!r}: none of its {counts.groups} groups has completions of different {config.by}s, "
+            f"so there is nothing to rank (left out: {counts.truncated} truncated, {counts.unscored} unscored and "
+            f"{counts.empty} empty completions)"
+        )
+    if config.old is not None:
+        rankings += _drawn(earlier, config, counts)
+    make_folder(out.parent)
+    lines = (json.dumps(_row(ranking), ensure_ascii=False) + "\n" for ranking in rankings)
+    write_file(out, "".join(lines).encode())
+    return counts
+
+
+# Fresh rankings
+
+
+def _fresh(config: PairsConfig, counts: Counts) -> Iterator[Ranking]:
+    for path in _files(config):
+        for group in _groups(path, config.by):
+            counts.groups += 1
+            completions = _ranked(group, config.by, counts)
+            if len(completions) < 2:
+                counts.one_level += 1
+                continue
+            counts.fresh += 1
+            first = group[0]
+            prompt = first["prompt"] if first["messages"] is None else read_prompt(json.loads(first["messages"]))
+            yield Ranking(f"{path}, group {first['group']}", prompt, completions)
+
+
+def _files(config: PairsConfig) -> list[Path]:
+    run = without_links(config.run)
+    files = [run / ROLLOUTS / f"step-{step:06d}.parquet" for step in stored_steps(run)]
+    if not files:
+        raise ValueError(f"run is {config.run!r}: it has no rollouts, give the folder of a run of proximo train")
+    chosen = [path for path in files if _step(path) in _range(config.steps)]
+    if not chosen:
+        steps = f"{_step(files[0])} to {_step(files[-1])}"
+        raise ValueError(f"steps is {config.steps!r}: {config.run} has steps {steps}, none of them in this range")
+    return chosen
+
+
+def _step(path: Path) -> int:
+    return int(path.stem.removeprefix("step-"))
+
+
+def _range(steps: str) -> range:
+    first, colon, last = steps.partition(":")
+    if not colon or not all(part == "" or part.isdecimal() for part in (first, last)):
+        raise ValueError(f"steps is {steps!r}: give A:B, such as 10:20, 10: or :20")
+    return range(int(first or 0), int(last or sys.maxsize))
+
+
+def _groups(path: Path, by: str) -> Iterator[list[Mapping[str, Any]]]:
+    columns = ["group", "prompt", "messages", "text", "truncated", by]
+    try:
+        table = read_columns(path, columns)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path} cannot be read ({error}): leave its step out with steps") from error
+    missing = set(columns) - set(table.column_names)
+    if missing:
+        raise ValueError(f"{path} has no column {', '.join(sorted(missing))}: it is from an older Proximo, train again")
+    groups: dict[int, list[Mapping[str, Any]]] = {}
+    for row in table.to_pylist():
+        groups.setdefault(row["group"], []).append(row)
+    yield from groups.values()
+
+
+def _ranked(group: Sequence[Mapping[str, Any]], by: str, counts: Counts) -> tuple[str, ...]:
+    """One completion for each value, best first: the first whose text is not already used by a better one."""
+    levels: dict[float, list[str]] = {}
+    for row in group:
+        if row["truncated"]:
+            counts.truncated += 1
+        elif math.isnan(row[by]):
+            counts.unscored += 1
+        elif not row["text"].strip():
+            counts.empty += 1
+        else:
+            levels.setdefault(row[by], []).append(row["text"])
+    chosen: list[str] = []
+    for level in sorted(levels, reverse=True):
+        chosen += [text for text in levels[level] if text not in chosen][:1]
+    return tuple(chosen)
+
+
+# Old rankings
+
+
+def _earlier(path: str) -> list[Ranking]:
+    mistakes = Mistakes()
+    rankings = read_rankings(path, mistakes, field="old")
+    mistakes.refuse(f"old is {path!r}, with bad rows:")
+    return rankings
+
+
+def _drawn(earlier: Sequence[Ranking], config: PairsConfig, counts: Counts) -> list[Ranking]:
+    """Enough old rankings to make up their share of all rows."""
+    wanted = count_of(config.old_share / (1 - config.old_share), counts.fresh)
+    counts.old = min(wanted, len(earlier))
+    counts.old_missing = wanted - counts.old
+    return Random(config.seed).sample(earlier, counts.old)
+
+
+def _row(ranking: Ranking) -> dict[str, Any]:
+    prompt = ranking.prompt if isinstance(ranking.prompt, str) else [dict(message) for message in ranking.prompt]
+    match ranking.completions:
+        case chosen, rejected:
+            margin = {} if ranking.margin is None else {"margin": ranking.margin}
+            return {"prompt": prompt, "chosen": chosen, "rejected": rejected, **margin}
+        case several:
+            return {"prompt": prompt, "ranking": list(several)}

@@ -1,0 +1,201 @@
+"""Train reward models on ranked completions, so that preferred ones score higher."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from proximo.config import toml
+from proximo.data import DataFile, read_rankings
+from proximo.learner.ranks import Ranks
+from proximo.losses.arithmetic import at_least_float32
+from proximo.losses.pairwise import BradleyTerry, calibration_error, pair_accuracy, ranked_pairs
+from proximo.models import Precision, load_tokenizer, pick_device, pick_dtype
+from proximo.models.compiling import allow_compiling
+from proximo.models.model_types import PreTrainedModel
+from proximo.models.reward_models import completion_scores, load_reward_model, pad_token
+from proximo.models.shipped import resolve
+from proximo.models.stop_tokens import declared_ends
+from proximo.runs.session import Attempt
+from proximo.supervised.encoding import Encoded, EncodedRows, prepare, to_rows
+from proximo.supervised.fitting import FitOptions, Fitted, fit_attempt
+from proximo.supervised.snapshots import once
+from proximo.supervised.stage_model import HoldsStages, StageModel, check_ranks, loading_place, stage_model
+from proximo.types.tensor_types import Float
+
+
+@dataclass(frozen=True)
+class RewardModelConfig:
+    """Everything that determines a reward model's weights."""
+
+    data: DataFile
+    """Ranked completions: chosen and rejected, or a list with the best first."""
+    model: str = "tiny-arithmetic"
+    """Model to start from: a folder, a run folder, a hub id or a model name.
+    A policy gets a new score head; a reward model is trained further."""
+    loss: BradleyTerry = field(default_factory=BradleyTerry)
+    fit: FitOptions = field(default_factory=FitOptions)
+    device: str = "auto"
+    """Torch device of the model. `auto`: a GPU if there is one, else the CPU."""
+    dtype: Precision = "auto"
+    """Data type of the weights. `auto`: float32 on a CPU, bfloat16 with float32 master weights on a GPU."""
+    compile: bool = True
+    """Whether to compile the model's layers on a GPU (takes some seconds once). Has no effect on a CPU."""
+    seed: int = 0
+    """Random seed of the run."""
+    ranks: Ranks | None = None
+    """Processes that hold the model in shards between them. None: one process holds all of it."""
+
+    def __post_init__(self) -> None:
+        check_ranks(self.ranks, self.fit.adam_moments)
+
+
+def train_reward_model(
+    config: RewardModelConfig,
+    folder: Path,
+    say: Callable[[str], None],
+    attempt: Attempt | None = None,
+    ranks: HoldsStages | None = None,
+) -> Fitted:
+    """Train into a run folder; data that cannot be used is refused before the model loads. `ranks` holds the model on
+    several processes.
+
+    Example: train_reward_model(RewardModelConfig(DataFile("pairs.jsonl"), "runs/sft"), Path("runs/judge"), print)
+    """
+    result = once(folder, toml.dumps(config), attempt, lambda taken: _trained(config, taken, say, ranks))
+    return Fitted.from_dict(result, folder)
+
+
+def _trained(
+    config: RewardModelConfig, attempt: Attempt, say: Callable[[str], None], ranks: HoldsStages | None
+) -> dict[str, Any]:
+    """Train; the result is a `Fitted` as a dict, as it is stored."""
+    path = resolve(config.model)
+    tokenizer = load_tokenizer(path)
+    data = prepare(config.data, read_rankings, tokenizer, declared_ends(path))
+    model, held = open_model(config, ranks)
+    if tokenizer.pad_token_id is None:  # padding with this tokenizer must use the token that the model ignores
+        tokenizer.pad_token = tokenizer.convert_ids_to_tokens(pad_token(model.config))
+    data.check_room(model)
+    stage = Judgement(model, data.train, data.held_out, config.loss, config.fit.token_budget)
+
+    def report() -> None:
+        data.report(attempt.log, say)
+
+    fitted = fit_attempt(attempt, stage, held, config.fit, tokenizer, config.seed, say, report, ranks)
+    return replace(fitted, skipped=len(data.mistakes)).to_dict()
+
+
+def open_model(config: RewardModelConfig, ranks: HoldsStages | None) -> tuple[PreTrainedModel, StageModel]:
+    """The model that is trained, and how it is held."""
+    path, device = resolve(config.model), pick_device(config.device)
+    dtype = pick_dtype(config.dtype, device)
+    held = dtype if ranks is None else torch.float32  # a new head is drawn in it
+    model = load_reward_model(path, device=loading_place(device, ranks), dtype=held, seed=config.seed)
+    allow_compiling(model, config.compile)
+    return model, stage_model(model, config.fit, config.seed, dtype, ranks)
+
+
+def reward_model_without_data(config: RewardModelConfig, ranks: HoldsStages) -> "Judgement":
+    """The stage of a process that computes micro-batches for another one."""
+    return Judgement(open_model(config, ranks)[0], [], [], config.loss, config.fit.token_budget)
+
+
+class RankedRows(NamedTuple):
+    """A micro-batch of rankings."""
+
+    rows: EncodedRows
+    margins: Float[Tensor, " P"]
+    """Margin of each ranking."""
+    total: int
+    """Rankings of the step."""
+
+
+class Compared(NamedTuple):
+    """The scores of some rankings, and all their pairs."""
+
+    scores: Float[Tensor, " B"]
+    losses: Float[Tensor, " N"]
+    gaps: Float[Tensor, " N"]
+    """Score of the chosen minus the rejected completion, without a gradient."""
+    weights: Float[Tensor, " N"]
+    """Weights of the pairs, which add up to 1 for each prompt."""
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """The mean loss over all pairs of each ranking; every ranking has equal weight, however long it is."""
+
+    model: PreTrainedModel
+    train: Sequence[Encoded]
+    kept: Sequence[Encoded]
+    """Held-out rankings."""
+    loss: BradleyTerry
+    token_budget: int
+
+    @property
+    def size(self) -> int:
+        return len(self.train)
+
+    def losses(self, items: Sequence[int]) -> Iterator[tuple[Tensor, Mapping[str, Tensor]]]:
+        return map(self.part_loss, self.parts(items))
+
+    def parts(self, items: Sequence[int], own: Sequence[int] | None = None) -> list[RankedRows]:
+        chosen = items if own is None else [items[place] for place in own]
+        return self._parts([self.train[item] for item in chosen], len(items))
+
+    def part_loss(self, part: RankedRows) -> tuple[Tensor, Mapping[str, Tensor]]:
+        found = self.measured(part)
+        weights = found.weights / part.total
+        return (
+            (found.losses * weights).sum(),
+            {"accuracy": (pair_accuracy(found.gaps) * weights).sum(), "score_gap": (found.gaps * weights).sum()},
+        )
+
+    @torch.no_grad()
+    def held_out(self) -> dict[str, float]:
+        return self.metrics([self.measured(part) for part in self.kept_parts()])
+
+    def kept_parts(self, own: Sequence[int] | None = None) -> list[RankedRows]:
+        kept = self.kept if own is None else [self.kept[number] for number in own]
+        return self._parts(kept, len(self.kept)) if kept else []
+
+    def metrics(self, found: Sequence[Compared]) -> dict[str, float]:
+        """Held-out metrics. Calibration is the distance of σ(gap) from the share of pairs ranked right; 0 is best."""
+        if not found:
+            return {}
+        scores = torch.cat([part.scores for part in found])
+        gaps = torch.cat([part.gaps for part in found])
+        weights = torch.cat([part.weights for part in found]) / len(self.kept)
+        losses = torch.cat([part.losses for part in found])
+        metrics = {
+            "loss": (losses * weights).sum(),
+            "accuracy": (pair_accuracy(gaps) * weights).sum(),
+            "calibration": calibration_error(gaps, weights),
+            "score_gap": (gaps * weights).sum(),
+            "score_mean": scores.mean(),
+            "score_std": scores.std(correction=0),
+        }
+        return {name: float(value) for name, value in metrics.items()}
+
+    def _parts(self, items: Sequence[Encoded], count: int) -> list[RankedRows]:
+        """Micro-batches of whole rankings."""
+        rows = to_rows(items)
+        margins = torch.tensor([item.margin or 0.0 for item in items])
+        return [RankedRows(rows.at(part), margins, count) for part in rows.parts(self.token_budget)]
+
+    def measured(self, part: RankedRows) -> Compared:
+        rows = part.rows
+        scores = at_least_float32(
+            completion_scores(
+                self.model, prompts=rows.prompts, tokens=rows.tokens, lengths=rows.lengths, group=rows.group
+            )
+        )
+        pairs = ranked_pairs(rows.group).to(scores.device)
+        chosen, rejected = scores[pairs.chosen], scores[pairs.rejected]
+        margin = part.margins[rows.group].to(scores)[pairs.chosen]
+        losses = self.loss(chosen, rejected, margin)
+        return Compared(scores.detach(), losses, (chosen - rejected).detach().double(), pairs.weights)

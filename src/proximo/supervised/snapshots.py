@@ -1,0 +1,75 @@
+"""Resume points of a stage that trains on files; removed when it is finished."""
+
+import math
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from proximo.runs.checkpoints import STATE, place, saved
+from proximo.runs.files import POINTS
+from proximo.runs.session import Attempt, begin
+from proximo.runs.state import RUN_STATE, naming_io, read_facts, write_json
+from proximo.supervised.stage_model import StageModel
+from proximo.system.folders import remove_folder, write_folder
+from proximo.system.opening import make_folder, remove
+
+KEPT = 2
+"""Resume points kept: if one is damaged, the one before it is used."""
+
+
+@dataclass(frozen=True)
+class Best:
+    """The best held-out result so far; without held-out data the last step is the best."""
+
+    step: int
+    metrics: dict[str, float]
+    misses: int = 0
+    """Evaluations since then that were not better."""
+
+    def after(self, step: int, metrics: dict[str, float]) -> "Best":
+        """The best one after another evaluation."""
+        # A NaN loss is never better.
+        if not metrics or metrics["loss"] < self.metrics["loss"] or math.isnan(self.metrics["loss"]):
+            return Best(step, metrics)
+        return replace(self, misses=self.misses + 1)
+
+
+def write_point(folder: Path, facts: Mapping[str, Any], held: StageModel, more: Mapping[str, object]) -> None:
+    """Write a resume point. `facts` include the next `step` and the `sizes` of the log; `more` is for its manifest."""
+
+    def fill(path: Path) -> None:
+        state = path / STATE
+        make_folder(state)
+        with naming_io(path):
+            write_json(state / RUN_STATE, facts)
+            held.write(state)
+
+    write_folder(place(folder / POINTS, facts["step"]), fill, more)
+    for old in saved(folder / POINTS, facts["step"])[KEPT:]:
+        remove_folder(old)
+
+
+def read_point(point: Path, held: StageModel) -> dict[str, Any]:
+    """Restore a stage's model and optimizer; returns the other facts."""
+    held.read(point / STATE)
+    return read_facts(point / STATE)
+
+
+def once(
+    folder: Path,
+    config_toml: str,
+    attempt: Attempt | None,
+    work: Callable[[Attempt], dict[str, Any]],
+) -> dict[str, Any]:
+    """A stage's result: that of `work`, or the stored one if the stage is already finished. Without an `attempt` from
+    the caller, the folder is locked here."""
+    with ExitStack() as until:
+        attempt = attempt or until.enter_context(begin(folder, config_toml, points=POINTS))
+        if attempt.result is None:
+            attempt.result = work(attempt)
+            attempt.finish(attempt.result)
+            with suppress(OSError):
+                remove(folder / POINTS)
+        return attempt.result

@@ -1,1 +1,0 @@
-"""Problems whose answer is worked out in the completion, step by step."""

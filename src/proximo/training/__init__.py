@@ -1,1 +1,0 @@
-"""The loop and what it is made of: collect, assemble, learn, evaluate, write down."""

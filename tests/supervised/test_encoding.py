@@ -1,0 +1,347 @@
+"""From texts to rows: exactly the tokens a sampler would have to say, in the order the model scores them."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from proximo.data import DataFile, Example, Mistakes, Ranking, read_examples, read_rankings
+from proximo.models import prompt_tokens, tiny_model, tiny_tokenizer
+from proximo.runs.log import RunLog
+from proximo.supervised.encoding import Encoded, Limit, completion_tokens, encode, prepare, to_rows
+
+TINY = tiny_tokenizer()
+EOS = 1
+HI = ({"role": "user", "content": "hi"},)
+TWO_TURNS = (*HI, {"role": "assistant", "content": "yo"}, {"role": "user", "content": "so?"})
+
+CHATML = (
+    "{% for message in messages %}"
+    "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
+
+
+def chatml(template: str = CHATML) -> PreTrainedTokenizerBase:
+    """The tiny vocabulary with the special tokens of ChatML, whose end of a turn is the end of a completion."""
+    tokenizer = tiny_tokenizer()
+    tokenizer.add_special_tokens({"eos_token": "<|im_end|>", "additional_special_tokens": ["<|im_start|>"]})
+    tokenizer.chat_template = template
+    return tokenizer
+
+
+def spelled(text: str) -> tuple[int, ...]:
+    return tuple(TINY.encode(text, add_special_tokens=False))
+
+
+# Completions.
+
+
+def test_a_completion_of_a_text_ends_once():
+    assert spelled("19") == (6, 14)
+    assert completion_tokens(TINY, "12+7=", "19") == (6, 14, EOS)
+    assert completion_tokens(TINY, "12+7=", "19<eos>") == (6, 14, EOS)
+    with pytest.raises(ValueError, match="contains '<eos>' before its end"):
+        completion_tokens(TINY, "12+7=", "1<eos>9")
+
+
+def test_a_reply_whose_template_writes_no_end():
+    # `user: hi\nassistant: ` is continued by `yo\n`, which no sampler could end with.
+    assert prompt_tokens(TINY, HI) == spelled("user: hi\nassistant: ")
+    assert completion_tokens(TINY, HI, "yo") == (*spelled("yo"), EOS)
+    assert completion_tokens(TINY, TWO_TURNS, "ok") == (*spelled("ok"), EOS)
+
+
+def test_a_reply_is_what_the_template_makes_of_it():
+    tokenizer = chatml()
+    end = tokenizer.convert_tokens_to_ids("<|im_end|>")
+    assert completion_tokens(tokenizer, HI, "yo") == (*spelled("yo"), end)
+    # Prompt and reply together are the conversation as it is rendered, up to the end of the turn.
+    for prompt, reply in ((HI, "yo"), (TWO_TURNS, "well\n\nok")):
+        whole = tokenizer.apply_chat_template([*prompt, {"role": "assistant", "content": reply}], tokenize=False)
+        assert isinstance(whole, str)
+        said = prompt_tokens(tokenizer, prompt) + completion_tokens(tokenizer, prompt, reply)
+        assert tokenizer.decode(list(said)) == whole.removesuffix("\n")
+        assert said[-1] == end
+        assert said[len(prompt_tokens(tokenizer, prompt)) :].count(end) == 1
+
+
+def test_a_turn_may_end_otherwise_than_a_text():
+    """Models of conversations name two ends; the one that the template writes is learned where the model ends there."""
+    tokenizer = tiny_tokenizer()
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>"]})
+    tokenizer.chat_template = CHATML
+    turn = tokenizer.convert_tokens_to_ids("<|im_end|>")
+    assert isinstance(turn, int)
+    assert completion_tokens(tokenizer, HI, "yo")[-1] == EOS  # a model that knows no other end would not stop there
+    assert completion_tokens(tokenizer, HI, "yo", {EOS, turn}) == (*spelled("yo"), turn)
+    assert completion_tokens(tokenizer, "12+7=", "19", {EOS, turn}) == (*spelled("19"), EOS)
+    with pytest.raises(ValueError, match=r"contains '<\|im_end\|>' before its end"):
+        completion_tokens(tokenizer, HI, "y<|im_end|>o", {EOS, turn})
+
+
+def test_a_template_may_write_more_than_the_reply():
+    # As reasoning models do: an empty thought before every last reply.
+    thought = "('<think></think>' if loop.last and message['role'] == 'assistant' else '')"
+    tokenizer = chatml(CHATML.replace("message['content']", f"{thought} + message['content']"))
+    said = completion_tokens(tokenizer, TWO_TURNS, "ok")
+    assert tokenizer.decode(list(said)) == "<think></think>ok<|im_end|>"
+
+
+@pytest.mark.parametrize("between", ["", " ", "\n<think></think>\n"])
+@pytest.mark.parametrize("behind", ["", "\n\n"])
+def test_what_a_template_without_ends_writes_before_a_reply_is_learned_too(between: str, behind: str):
+    """As GLM-4.6, whose turns end where the next begins, and RWKV."""
+    tokenizer = tiny_tokenizer()
+    said = f"'{between}' + (message['content'] | trim)".replace("\n", "\\n")
+    tokenizer.chat_template = (
+        "{% for message in messages %}{{ '#' + message['role'] + "
+        f"({said} + '{behind}' if message['role'] == 'assistant' else message['content'])".replace("\n", "\\n")
+        + " }}{% endfor %}{% if add_generation_prompt %}{{ '#assistant' }}{% endif %}"
+    )
+    for prompt in (HI, TWO_TURNS):
+        assert completion_tokens(tokenizer, prompt, "yo \n") == (*spelled(f"{between}yo"), EOS)
+
+
+def test_a_template_that_does_not_go_on_from_its_question():
+    tokenizer = chatml(CHATML.replace("'<|im_start|>assistant\\n'", "'<|im_start|>Assistant:'"))
+    end = tokenizer.convert_tokens_to_ids("<|im_end|>")
+    assert completion_tokens(tokenizer, HI, "yo") == (*spelled("yo"), end)
+
+
+# Templates that open a thought.
+
+OPENS = CHATML.replace("assistant\\n' }}", "assistant\\n<think>\\n' }}")
+"""As DeepSeek-R1: a finished turn is written without the mark, and without its thought."""
+DROPS = OPENS.replace("message['content']", "message['content'].split('</think>')[-1]")
+QWEN_3 = OPENS.replace(
+    "message['content']",
+    "('' if message['role'] == 'user' else '<think>\\n' + (message['content'].split('</think>')[0].split('<think>')[-1]"
+    ".strip('\\n') if '</think>' in message['content'] else '') + '\\n</think>\\n\\n')"
+    " + message['content'].split('</think>')[-1].lstrip('\\n')",
+)
+"""As Qwen3-Thinking: a finished turn has its thought, or an empty one."""
+DEEPSEEK_3 = (
+    "{% for m in messages %}{% if m['role'] == 'user' %}{{ '<|im_start|>' + m['content'] }}{% else %}"
+    "{{ '~' + '</think>' + m['content'].split('</think>')[-1] + '<|im_end|>' }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '~' + '<think>' }}{% endif %}"
+)
+"""As DeepSeek-V3.1: a finished turn has the end of a thought only."""
+KEEPS = (
+    "{% for m in messages %}{% if m['role'] == 'user' %}{{ '<|im_start|>' + m['content'] }}{% else %}"
+    "{{ '~' + '<think></think>' + m['content'] + '<|im_end|>' }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '~' + '<think>' }}{% endif %}"
+)
+"""As Laguna: a reply stands behind an empty thought, also one that has its own."""
+COHERE = (
+    "{% for m in messages %}{% if m['role'] == 'user' %}{{ '<|im_start|>' + m['content'] }}{% else %}"
+    "{{ '~(' + m['content'] + ')<|im_end|>' }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '~<|START_THINKING|>' }}{% endif %}"
+)
+"""As Command A: its mark is no tag, and a reply has marks of its own."""
+
+
+@pytest.mark.parametrize(
+    ("template", "empty"),
+    [
+        (OPENS, "\n</think>\n\n"),
+        (DROPS, "\n</think>\n\n"),
+        (QWEN_3, "\n</think>\n\n"),
+        (DEEPSEEK_3, "</think>"),
+        (DROPS.replace("<think>\\n", "<think>"), "\n\n</think>\n\n"),
+        (DROPS.replace("think>", "seed:think>"), "\n</seed:think>\n\n"),
+        (DROPS.replace("<think>", "[THINK]").replace("</think>", "[/THINK]"), "\n[/THINK]\n\n"),
+        (KEEPS, "</think>"),
+    ],
+)
+def test_an_answer_never_stands_inside_a_thought_that_the_prompt_opens(template, empty):
+    tokenizer = chatml(template)
+    close = empty.strip()
+    opens = close.replace("/", "")
+
+    def reply(text: str) -> str:
+        tokens = list(completion_tokens(tokenizer, HI, text))
+        return str(tokenizer.decode(tokens, clean_up_tokenization_spaces=False))
+
+    assert reply("yo") == f"{empty}yo<|im_end|>"
+    assert reply("yo<|im_end|>") == f"{empty}yo<|im_end|>"
+    own = f"hm\n{close}\n\nyo"
+    space = "\n" if f"{opens}\\n" in template else ""
+    for text in (own, f"{opens}{space}{own}", f"  {opens}{space}{own}"):
+        assert reply(text) == f"{own}<|im_end|>"
+    assert reply(f"{opens}{space}cut off") == "cut off<|im_end|>"
+    sampled = completion_tokens(tokenizer, HI, "yo", sampled=True)
+    assert close in tokenizer.decode(list(sampled)) or tokenizer.decode(list(sampled)) == "yo<|im_end|>"
+
+
+def test_what_a_template_writes_around_a_reply_stands_behind_the_thought_once():
+    def reply(template: str, text: str) -> str:
+        tokenizer = chatml(template)
+        tokens = list(completion_tokens(tokenizer, HI, text))
+        return str(tokenizer.decode(tokens, clean_up_tokenization_spaces=False))
+
+    assert reply(COHERE, "yo") == "\n\n<|END_THINKING|>\n\n(yo)<|im_end|>"
+    assert reply(DROPS, "yo \n") == "\n</think>\n\nyo \n<|im_end|>"
+    assert reply(DROPS, "hm</think>yo \n") == "hm</think>yo \n<|im_end|>"
+
+
+def test_thoughts_that_were_closed_are_counted_and_told(tmp_path: Path):
+    rows = [
+        {"prompt": list(HI), "completion": "yo"},
+        {"prompt": list(HI), "completion": "<think>\nhm\n</think>\n\nyo!"},
+        {"prompt": "a text <think>", "completion": "b"},
+    ]
+    data = DataFile(written(tmp_path / "x.jsonl", rows), held_out=0.0)
+    told: list[str] = []
+    (tmp_path / "run").mkdir()
+    prepare(data, read_examples, chatml(OPENS)).report(RunLog(tmp_path / "run"), told.append)
+    assert told[1:] == [
+        "the chat template opens a thought in its prompt, which 1 of 3 completions do not have: it is closed, empty, "
+        "before them"
+    ]
+    pairs = [{"prompt": list(HI), "chosen": "b", "rejected": "c"}]
+    ranked = prepare(DataFile(written(tmp_path / "y.jsonl", pairs), held_out=0.0), read_rankings, chatml(OPENS))
+    assert [item.closed for item in ranked.train] == [2]
+    plain = prepare(data, read_examples, chatml())
+    assert sum(item.closed for item in plain.train) == 0
+
+
+def test_a_tokenizer_without_an_end_is_refused_once():
+    tokenizer = tiny_tokenizer()
+    tokenizer.eos_token = None
+    with pytest.raises(ValueError, match="no end-of-sequence token"):
+        encode(tokenizer, [Example("x", "a", "b")], Limit(10), Mistakes())
+
+
+# EncodedRows.
+
+
+def test_what_is_too_long_is_told():
+    items = [
+        Example("x:1", "12+7=", "19"),  # 5 + 3
+        Example("x:2", "12+7=", "119"),
+        Example("x:3", "12345678", "1"),
+        Ranking("x:4", "12+7=", ("19", "1")),
+        Ranking("x:5", "12+7=", ("1", "190")),
+    ]
+    mistakes = Mistakes()
+    assert [item.place for item in encode(TINY, items, Limit(8), mistakes)] == ["x:1", "x:4"]
+    assert [line[:52] for line in str(mistakes).splitlines()] == [
+        "x:2: prompt and completion have 9 tokens, and data.m",
+        "x:3: the prompt alone has 8 tokens, and data.max_tok",
+        "x:5: prompt and completion have 9 tokens, and data.m",
+    ]
+
+
+def test_what_a_tokenizer_refuses_is_told():
+    strict = tiny_tokenizer()
+    strict.chat_template = (
+        "{% if messages[0]['role'] != 'user' %}{{ raise_exception('begin with the user') }}{% endif %}?"
+    )
+    bare = tiny_tokenizer()
+    bare.chat_template = None
+    mistakes = Mistakes()
+    assert encode(strict, [Example("x:1", ({"role": "system", "content": "a"},), "b")], Limit(99), mistakes) == []
+    assert encode(bare, [Example("x:2", HI, "b")], Limit(99), mistakes) == []
+    # Two characters that this vocabulary does not know.
+    assert encode(TINY, [Ranking("x:3", "a", ("é", "è"))], Limit(99), mistakes) == []
+    assert str(mistakes).splitlines() == [
+        "x:1: the chat template refuses it: begin with the user",
+        "x:2: prompt is a conversation, but the tokenizer has no chat template: give the prompt as text",
+        "x:3: two of its completions are the same tokens: there is no preference to learn",
+    ]
+
+
+def test_rows_by_hand():
+    items = [Encoded("x:1", (7, 8), ((3, 4, 1), (5, 1))), Encoded("x:2", (9,), ((6, 1),))]
+    rows = to_rows(items)
+    assert rows.prompts == ((7, 8), (9,))
+    assert rows.tokens.tolist() == [[3, 4, 1], [5, 1, 0], [6, 1, 0]]
+    assert rows.lengths.tolist() == [3, 2, 2]
+    assert rows.mask.tolist() == [[True, True, True], [True, True, False], [True, True, False]]
+    assert rows.group.tolist() == [0, 0, 1]
+    some = rows.at(torch.tensor([2, 0]))
+    assert (some.tokens.tolist(), some.group.tolist(), some.prompts) == ([[6, 1, 0], [3, 4, 1]], [1, 0], rows.prompts)
+    # 2 + 3 + 2 tokens of the first prompt's rows, 1 + 2 of the second's.
+    assert [part.tolist() for part in rows.parts(10)] == [[0, 1, 2]]
+    assert [part.tolist() for part in rows.parts(9)] == [[0, 1], [2]]
+
+
+# Files.
+
+
+def written(path: Path, rows: list[dict]) -> str:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+SUMS = [{"prompt": f"{i}+1=", "completion": f"{i + 1}"} for i in range(40)]
+
+
+def test_a_file_is_split_and_encoded(tmp_path: Path):
+    data = DataFile(written(tmp_path / "x.jsonl", SUMS), held_out=0.2)
+    prepared = prepare(data, read_examples, TINY)
+    assert len(prepared.train) + len(prepared.held_out) == 40
+    assert 2 <= len(prepared.held_out) <= 16
+    assert len(prepared.mistakes) == 0
+    [seven] = [item for item in prepared.train + prepared.held_out if item.place.endswith(":8")]
+    assert (seven.prompt, seven.completions) == (spelled("7+1="), ((*spelled("8"), EOS),))
+
+    pairs = [{"prompt": "a", "chosen": "b", "rejected": "c", "margin": 0.5}]
+    ranked = prepare(DataFile(written(tmp_path / "y.jsonl", pairs), held_out=0.0), read_rankings, TINY)
+    [pair] = ranked.train
+    assert (pair.completions, pair.margin) == (((*spelled("b"), EOS), (*spelled("c"), EOS)), 0.5)
+
+
+def test_bad_rows_are_refused_together_or_left_out(tmp_path: Path):
+    bad = [{"prompt": "9" * 60, "completion": "1"}, {"prompt": "a", "completion": ""}]
+    path = written(tmp_path / "x.jsonl", [*SUMS, *bad])
+    with pytest.raises(ValueError, match="with bad rows .`data.skip_bad=True` leaves them out.:") as caught:
+        prepare(DataFile(path, max_tokens=50), read_examples, TINY)
+    assert [line[:30] for line in str(caught.value).removeprefix("data").replace(f"{path}:", "").splitlines()[1:]] == [
+        "41: the prompt alone has 60 to",
+        "42: completion is empty",
+    ]
+    prepared = prepare(DataFile(path, max_tokens=50, skip_bad=True), read_examples, TINY)
+    assert (len(prepared.train) + len(prepared.held_out), len(prepared.mistakes)) == (40, 2)
+
+
+def test_nothing_left_is_an_error(tmp_path: Path):
+    path = written(tmp_path / "x.jsonl", [{"prompt": "a", "completion": ""}])
+    with pytest.raises(ValueError, match="no row is left for train"):
+        prepare(DataFile(path, skip_bad=True), read_examples, TINY)
+    path = written(tmp_path / "y.jsonl", SUMS[:1])
+    with pytest.raises(ValueError, match="no row is left for held_out, give a larger share, a file, or 0 for none"):
+        prepare(DataFile(path, held_out=1e-9), read_examples, TINY)
+    assert prepare(DataFile(path, held_out=0.0), read_examples, TINY).held_out == []
+
+
+def test_a_row_must_fit_into_the_model(tmp_path: Path):
+    path = written(tmp_path / "x.jsonl", [{"prompt": "9" * 30, "completion": "1"}])
+    prepared = prepare(DataFile(path, held_out=0.0), read_examples, TINY)
+    model = tiny_model(hidden=16, layers=1, heads=2, kv_heads=1, intermediate=16)
+    prepared.check_room(model)
+    model.config.max_position_embeddings = 31
+    with pytest.raises(ValueError, match="allows 32 tokens, but the model has 31 positions: set it to 31"):
+        prepared.check_room(model)
+
+
+def test_rows_that_are_too_long_are_refused_left_out_or_cut(tmp_path):
+    rows = [{"prompt": "1+1=", "completion": "2"}, {"prompt": "1+1=", "completion": "2" * 20}]
+    (tmp_path / "x.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    def prepared(**options):
+        data = DataFile(str(tmp_path / "x.jsonl"), held_out=0.0, max_tokens=10, **options)
+        return prepare(data, read_examples, TINY)
+
+    with pytest.raises(ValueError, match="x.jsonl:2: prompt and completion have 25 tokens.*data.too_long=cut"):
+        prepared()
+    assert [len(each.completions[0]) for each in prepared(too_long="leave_out").train] == [2]
+    cut = prepared(too_long="cut")
+    assert [len(each.completions[0]) for each in cut.train] == [2, 6]
+    assert cut.train[1].completions[0] == tuple(TINY.encode("222222", add_special_tokens=False))
+    said: list[str] = []
+    cut.report(RunLog(tmp_path, 1, ""), said.append)
+    assert said == ["2 to train on, 0 held out, 1 cut at 10 tokens"]
