@@ -164,5 +164,10 @@ def test_names_of_modules_that_have_moved_still_open():
 
 
 def test_a_user_s_file_may_import_from_where_a_module_was(tmp_path: Path):
-    (tmp_path / "mine.py").write_text("from proximo.maths.pieces.gates import Clip\nfrom proximo.acting import Done\n")
+    (tmp_path / "mine.py").write_text(
+        "from proximo.maths.pieces.gates import Clip\nfrom proximo.acting import Done\n"
+        "from proximo.environments import MultiTurn, Starts\nfrom proximo.samplers import SamplingOptions, gathered\n"
+        "from proximo.training.runfolder.ledger import check_ledger\nfrom proximo.health import findings\n"
+        "from proximo.presets import ARITHMETIC\n"
+    )
     assert load_class(f"{tmp_path / 'mine.py'}:Clip") is Clip

@@ -24,8 +24,16 @@ ADDED = {
 """Dotted names of a run's fields that earlier versions did not have, and what those versions did."""
 MOVED = {
     "proximo.acting": "proximo.environments",
+    "proximo.evaluation": "proximo.api.evaluation",
+    "proximo.fleet": "proximo.samplers.engines",
+    "proximo.health": "proximo.runs.health",
     "proximo.maths": "proximo.losses",
+    "proximo.presets": "proximo.recipes.presets",
     "proximo.sandbox": "proximo.processes.sandbox",
+    "proximo.studies": "proximo_lab.studies",
+    "proximo.training.config": "proximo.rl.config",
+    "proximo.training.rl": "proximo.rl",
+    "proximo.training.runfolder": "proximo.runs",
     "proximo.worlds": "proximo.environments.examples",
 }
 """Modules that configs and users' own files name, with all below them, and where these are today."""

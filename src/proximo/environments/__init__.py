@@ -1,9 +1,19 @@
 """Environments as their authors write them: a class with `reset` and `step`. Imports nothing heavy."""
 
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
 __all__ = ["Done", "Environment", "Observation"]
+
+KINDS = ("Acting", "Ask", "EnvironmentOptions", "Interaction", "MultiTurn", "Question", "SingleTurn", "Starts")
+"""Names of kinds.py that users' files import from here; they load torch, and only when they are asked for."""
+
+
+def __getattr__(name: str) -> Any:
+    if name in KINDS:
+        return getattr(import_module("proximo.environments.kinds"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 @dataclass(frozen=True)
