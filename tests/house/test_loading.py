@@ -8,7 +8,7 @@ import proximo
 
 SOURCE = Path(proximo.__file__).parent
 LOADS = {
-    "pieces.py": "asks its caller's `load`, which is that of the config's reader",
+    "config/unions.py": "asks its caller's `load`, which is that of the config's reader",
     "config/trust/permission.py": "asks first",
     "runs/tracking/named.py": "named on the command line",
     "environments/starts.py": "of a config that was admitted",

@@ -35,7 +35,7 @@ CACHES = {
     "models/packing/support.py:_packed_classes": CLASSES,
     "models/routing.py:_router": CLASSES,
     "models/shipped/__init__.py:_known_complaints": FILE,
-    "pieces.py:_closed_fields": CLASSES,
+    "config/unions.py:_closed_fields": CLASSES,
     "planning/cards.py:_measured": "the limits of this machine, measured once",
     "samplers/embedded/cuda_graphs.py:_compiled_joined": COMPILED,
     "samplers/embedded/cuda_graphs.py:_compiled_layer": COMPILED,

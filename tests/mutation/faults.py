@@ -701,8 +701,8 @@ FAULTS = (
     ),
     Fault(
         "serving/requests.py",
-        "self._check_characters([prompt] if",
-        "None and self._check_characters([prompt] if",
+        "self._check_characters(texts, field)\n        return",
+        "None and self._check_characters(texts, field)\n        return",
         "serve: a prompt that cannot fit is encoded first",
     ),
     Fault(

@@ -100,7 +100,7 @@ def test_a_collapsed_run_that_is_called_again_says_why_it_ended(collapsed, capsy
     said = capsys.readouterr().out
     assert result.ended in said
     assert f"the result is the best checkpoint, step 2; the last is {result.last}" in said
-    assert f"the model   {result.checkpoint} " in said
+    assert f"the model   {result.checkpoint}\n" in said
     assert main(["train", str(again), "--run", str(folder), "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert (told["steps"], told["checkpoint"], told["ended"]) == (5, str(result.checkpoint), result.ended)

@@ -150,7 +150,7 @@ def test_a_run_on_data_and_a_reward_of_ones_own(tmp_path: Path, monkeypatch: pyt
     ("data", "line"),
     [
         ({"train": [], "test": []}, r"data is a dict with train, test: give one, data\['train'\] or data\['test'\]"),
-        (7, "data is a int: give a path, a hub id, a list of dictionaries or a Dataset"),
+        (7, "data is a int: give a path, a hub id, a list of dictionaries, a DataFrame or a Dataset"),
         (Dataset([]), "data has no rows"),
     ],
 )

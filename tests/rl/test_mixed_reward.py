@@ -570,12 +570,12 @@ def test_what_cannot_be_computed_is_no_number():
     """One problem has no spread over problems; where no answer is scored, nothing is known."""
     one = Evaluation(1.0, 0.2, 1.0, problems=1, unscored=0, outcome=1.0, reward=1.0, k=4, mean_at_k=1.0)
     one = replace(one, mean_half_width=math.nan, pass_at_k=1.0, pass_low=0.2, pass_high=1.0)
-    assert share(one) == "100.0% (20.0% to 100.0%, 1 problems); mean@4 100.0%, pass@4 100.0% (20.0% to 100.0%)"
+    assert share(one) == "100.0% (20.0% to 100.0%, 1 problem); mean@4 100.0%, pass@4 100.0% (20.0% to 100.0%)"
     assert "mean@4 100.0% ± 5.0%, pass" in share(replace(one, mean_half_width=0.05))
     none = Evaluation(math.nan, 0.0, 1.0, problems=1, unscored=1, outcome=math.nan, reward=math.nan, k=4)
     none = replace(none, mean_at_k=math.nan, mean_half_width=math.nan, pass_at_k=math.nan, pass_low=0.0, pass_high=1.0)
     none = replace(none, parts={"short": math.nan, "polite": 0.5})
     assert share(none) == (
-        "unknown (1 problems, 1 unscored); mean@4 unknown, pass@4 unknown; reward unknown (short unknown, polite 0.500)"
+        "unknown (1 problem, 1 unscored); mean@4 unknown, pass@4 unknown; reward unknown (short unknown, polite 0.500)"
     )
     assert gain(none, one) == gain(one, none) == ""

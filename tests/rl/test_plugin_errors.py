@@ -51,7 +51,7 @@ def test_class_exception_and_place_are_in_one_line(error: Exception):
     text = {KeyError: "KeyError: 'missing'", ValueError: "ValueError: two lines\\x1b[31m", RuntimeError: "RuntimeError"}
     source = Path(__file__).read_text().splitlines()
     line = source.index("        raise self.error") + 1
-    place = f"test_outside_errors.py, line {line}, in Rude._inner"
+    place = f"test_plugin_errors.py, line {line}, in Rude._inner"
     assert (
         str(found)
         == f"environment Rude raised {text[type(error)]} ({place}); correct it, then run the same command again"

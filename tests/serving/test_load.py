@@ -158,4 +158,4 @@ def test_a_body_in_chunks_of_a_byte_keeps_nobody_waiting(engine, reader):
             started = time.monotonic()
             assert asked_together(port, 1, "/v1/models") == {"200": 1}
             worst = max(worst, time.monotonic() - started)
-    assert worst < 0.4  # 200,000 chunks take seconds
+    assert worst < 1  # 200,000 chunks take seconds

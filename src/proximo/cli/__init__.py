@@ -177,7 +177,8 @@ def _answer(arguments: list[str], *, owns_process: bool) -> int:
     if (page := stored_help(command, rest)) is not None:
         print(page, end="")
         return 0
-    if not asks_for_help(rest) and (wrong := unknown_flag(command, rest)) is not None:
+    flags = [each for each in rest if each != LOAD_CODE or command in WITHOUT_RUNS]
+    if not asks_for_help(rest) and (wrong := unknown_flag(command, flags)) is not None:
         refuse(wrong)
     if (line := first_line(command, rest)) is not None and (owns_process or line == DEMO):
         say(line)

@@ -37,7 +37,7 @@ def rows_of(given: Any) -> list[Mapping[str, Any]]:
 def _has_columns(given: Mapping[Any, Any]) -> bool:
     """Whether the values are columns: not single texts, and not splits, which are Datasets or lists of rows."""
     lists = all(hasattr(each, "tolist") or isinstance(each, list | tuple) for each in given.values())
-    return lists and not all(len(each) and isinstance(each[0], Mapping) for each in given.values())
+    return lists and not all(not len(each) or isinstance(each[0], Mapping) for each in given.values())
 
 
 def _of_columns(columns: Mapping[Any, Any]) -> list[Mapping[str, Any]]:
