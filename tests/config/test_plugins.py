@@ -209,6 +209,8 @@ def test_a_path_counts_from_the_toml_file_that_names_it(here, monkeypatch):
     (here / "configs" / "run.json").touch()  # a run's own record, whose paths are those of its command
     with pytest.raises(ValueError, match="one.type is 'shapes.py:Triangle', which is not loaded"):
         toml.load("configs/drawing.toml", Drawing)
+    (here / "see").mkdir()
+    (here / "see" / "a.py").touch()
     with said(True, []):
         assert toml.load("configs/drawing.toml", Drawing).one.sides == 3
     with pytest.raises(
