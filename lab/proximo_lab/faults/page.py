@@ -42,9 +42,8 @@ HOW = """
 
 `make faults` runs everything; `python -m proximo_lab.faults resume sandbox` runs some families and keeps the results
 of the others. Every family has controls that show that its faults really happen; each hostile program must first
-print a new
-nonce, or it counts as not run. The moments of kills depend on a seed and on the machine's speed, so they differ each
-time.
+print a new nonce, or it counts as not run. The moments of kills depend on a seed and on the machine's speed, so they
+differ each time.
 """
 
 
