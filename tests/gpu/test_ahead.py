@@ -7,13 +7,12 @@ import pytest
 import torch
 
 from proximo.algorithms import GRPO
-from proximo.samplers.sampler import SamplingOptions
-from proximo.samplers.mismatched import Mismatched
-from proximo.rl.config import EvaluationOptions, RunConfig, TrainingOptions
+from proximo.rl.config import AheadOptions, EvaluationOptions, RunConfig, TrainingOptions
 from proximo.rl.progress import Lines
 from proximo.rl.run import Run
 from proximo.rl.train import train
-from proximo.rl.config import AheadOptions
+from proximo.samplers.mismatched import Mismatched
+from proximo.samplers.sampler import SamplingOptions
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 

@@ -8,15 +8,15 @@ import torch
 from tests.policies import plain
 from torch import Tensor
 
-from proximo.learner.options import LearnerOptions
 from proximo.algorithms import DAPO, GRPO, GSPO, PPO, SAPO
+from proximo.learner.learner import Learner
+from proximo.learner.memory import MAX_TOKENS
+from proximo.learner.options import LearnerOptions
+from proximo.learner.policy import PlainPolicy
 from proximo.models import frozen_copy, score, tiny_model, with_precision
 from proximo.models.compiling import allow_compiling, checkpoint_layers, checkpoints
 from proximo.models.logprobs import token_logprobs
 from proximo.models.values import OwnLayers, OwnModel, value_model
-from proximo.learner.learner import Learner
-from proximo.learner.memory import MAX_TOKENS
-from proximo.learner.policy import PlainPolicy
 from proximo.rl.assemble import assemble
 from proximo.types import Completion, Grade, Group, Problem, Rollout
 

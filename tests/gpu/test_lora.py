@@ -4,15 +4,15 @@ import pytest
 import torch
 from tests.gpu.test_learner import apart, groups, model_on
 
-from proximo.learner.options import LearnerOptions
 from proximo.algorithms import GRPO
-from proximo.models import score, tiny_tokenizer
-from proximo.models.adapters.lora import Lora, adapter_parameters
-from proximo.samplers.sampler import SamplingOptions
-from proximo.samplers.embedded import EmbeddedSampler
 from proximo.learner.learner import Learner
 from proximo.learner.lora import LoraPolicy
+from proximo.learner.options import LearnerOptions
+from proximo.models import score, tiny_tokenizer
+from proximo.models.adapters.lora import Lora, adapter_parameters
 from proximo.rl.assemble import assemble
+from proximo.samplers.embedded import EmbeddedSampler
+from proximo.samplers.sampler import SamplingOptions
 from proximo.types import Request
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]

@@ -10,18 +10,18 @@ from pathlib import Path
 import pytest
 import torch
 
-from proximo_lab.bench.memory import release
-from proximo.planning.published_shapes import LLAMA_1B, QWEN_4B, QWEN_8B, QWEN_600M, QWEN_1700M
-from proximo_lab.bench.sides.ours import ALGORITHM, Ours
-from proximo_lab.bench.timing import clock_of
-from proximo.planning.workloads import Workload
+from proximo.learner.learner import Learner
+from proximo.learner.lora import LoraPolicy
 from proximo.models.adapters.lora import Lora
 from proximo.planning.cards import GIB, card, this_machine
 from proximo.planning.plan import Plan, Way, make_plan
-from proximo.samplers.sampler import SamplingOptions
+from proximo.planning.published_shapes import LLAMA_1B, QWEN_4B, QWEN_8B, QWEN_600M, QWEN_1700M
+from proximo.planning.workloads import Workload
 from proximo.rl.config import RunConfig, TrainingOptions
-from proximo.learner.learner import Learner
-from proximo.learner.lora import LoraPolicy
+from proximo.samplers.sampler import SamplingOptions
+from proximo_lab.bench.memory import release
+from proximo_lab.bench.sides.ours import ALGORITHM, Ours
+from proximo_lab.bench.timing import clock_of
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 

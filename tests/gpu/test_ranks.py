@@ -5,17 +5,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from proximo.distributed.rank0 import OnRanks
-from proximo.distributed.rank_group import Crew
 from proximo.distributed.mesh import Mesh
 from proximo.distributed.policy import ShardedPolicy
-from proximo.samplers.engines.options import Fleet
+from proximo.distributed.rank0 import OnRanks
+from proximo.distributed.rank_group import Crew
+from proximo.learner.ranks import Ranks
 from proximo.models import load_model, tiny_model, tiny_tokenizer, with_precision
 from proximo.models.adapters.lora import Lora
-from proximo.samplers.embedded import Embedded
 from proximo.rl.build import build_learner
 from proximo.rl.config import RunConfig
-from proximo.learner.ranks import Ranks
+from proximo.samplers.embedded import Embedded
+from proximo.samplers.engines.options import Fleet
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 

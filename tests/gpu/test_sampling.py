@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from proximo.models import score, tiny_model, tiny_tokenizer
-from proximo.samplers.sampler import SamplingOptions
 from proximo.samplers.embedded import EmbeddedSampler
 from proximo.samplers.embedded.attention import PAGE, pages_for, plain_attention, work_items
+from proximo.samplers.sampler import SamplingOptions
 from proximo.types import Request
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
