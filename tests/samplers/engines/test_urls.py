@@ -15,11 +15,30 @@ import torch
 from proximo.rl.config import RunConfig
 from proximo.rl.preflight.preflight import preflight
 from proximo.samplers.engines.building import _places, build_fleet
+from proximo.samplers.engines.engine import EngineLost
 from proximo.samplers.engines.options import Fleet
 from proximo.samplers.engines.pool import FleetLost
+from proximo.samplers.engines.vllm import VllmEngine
 from tests.samplers.engines.conformance import SmallPolicy
 
 NOWHERE = "http://127.0.0.1:9"
+
+
+def test_an_answer_with_a_chunk_of_fewer_than_no_bytes_is_no_answer():
+    """http.client raises a ValueError for it."""
+
+    class Wrong(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.wfile.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n-5\r\nhello\r\n0\r\n\r\n")
+
+        def log_message(self, format: str, *args: Any) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Wrong) as found:
+        threading.Thread(target=found.handle_request, daemon=True).start()
+        engine = VllmEngine("engine-0", frozenset((1,)), url=f"http://127.0.0.1:{found.server_port}")
+        with pytest.raises(EngineLost, match="/health failed, ValueError"):
+            engine._ask("GET", "/health", None, 5.0)
 
 
 @contextmanager

@@ -260,16 +260,17 @@ class VllmEngine:
         self, method: str, path: str, body: Mapping[str, Any] | None, deadline: float | None
     ) -> tuple[int, bytes]:
         """Status and text of an answer."""
+        data = None if body is None else json.dumps(body)
         connect = (HTTPSConnection if self._is_https else HTTPConnection)(self._address, timeout=deadline)
         with self._lock:
             if self._stopped:
                 raise EngineLost(f"{self._name} was stopped")
             self._open.add(connect)
         try:
-            connect.request(method, path, None if body is None else json.dumps(body), _JSON)
+            connect.request(method, path, data, _JSON)
             answer = connect.getresponse()
             return answer.status, answer.read()
-        except (OSError, HTTPException) as error:
+        except (OSError, HTTPException, ValueError) as error:  # http.client takes a chunk of fewer than no bytes
             raise EngineLost(f"{self._name}: {path} failed, {type(error).__name__}: {error}") from error
         finally:
             with self._lock:
