@@ -19,10 +19,10 @@ from torch import Tensor
 from proximo.learner.learner import Learner
 from proximo.learner.passes import Passes
 from proximo.losses.advantage_inputs import feedback_in, returns_to_go, shaped_rewards, trained_rows
-from proximo.losses.pieces.credit import assign
+from proximo.losses.pieces.credit import Advantage, assign
 from proximo.losses.pieces.filters import trained_mask
 from proximo.losses.pieces.traits import AdvantageTraits
-from proximo.losses.records import Feedback
+from proximo.losses.records import Credit, Feedback
 from proximo.models.model_types import PreTrainedModel
 from proximo.runs.records import Assembled
 from proximo.types import Batch, Completion, Group, Rollout
@@ -60,7 +60,7 @@ def assemble(
     penalties = algorithm.length_penalties
     batch = replace(batch, rewards=shaped_rewards(batch, penalties, completion_limit, penalty_unit))
     feedback = at_their_turns(feedback_in(batch, kl_reward), batch, outcome_weight, algorithm.advantage)
-    credit = assign(algorithm.advantage, feedback)
+    credit = credited(algorithm.advantage, feedback, everyone.groups)
     earned = returns_to_go(algorithm.advantage, feedback) if batch.values is not None else None
     batch = replace(
         batch,
@@ -80,6 +80,33 @@ def assemble(
         sampler_gap=gap,
         earned=None if earned is None else earned[index],
     )
+
+
+def credited(advantage: Advantage, feedback: Feedback, groups: Sequence[Group]) -> Credit:
+    """Credit of all rows, in which siblings are compared sample by sample, however many rows each has. An advantage for
+    single tokens looks at each row by itself."""
+    numbers = [group.first_rows for group in groups]
+    starts = accumulate(map(len, numbers), initial=0)
+    first = torch.tensor([start + row for start, rows in zip(starts, numbers, strict=False) for row in rows])
+    samples, of_row = first.unique(return_inverse=True)
+    if len(samples) == len(first) or AdvantageTraits.read(advantage).per_token:
+        return assign(advantage, feedback)
+    rows = Feedback.summary([feedback])
+
+    def sums(values: Tensor | None) -> Tensor | None:
+        return None if values is None else values.new_zeros((len(samples), 1)).index_add(0, of_row, values)
+
+    alone = Feedback(
+        rewards=rows.rewards[samples],
+        group=rows.group[samples],
+        mask=rows.mask[samples],
+        token_rewards=sums(rows.token_rewards),
+        old_logprobs=sums(rows.old_logprobs),
+        ref_logprobs=sums(rows.ref_logprobs),
+        teacher_logprobs=sums(rows.teacher_logprobs),
+    )
+    by_row = assign(advantage, alone).advantages[of_row]
+    return Credit(torch.where(feedback.mask | by_row.isnan(), by_row, 0.0))
 
 
 def with_teacher(batch: Batch, index: Int[Tensor, " M"], teacher: PreTrainedModel, learner: Learner) -> Batch:

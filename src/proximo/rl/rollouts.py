@@ -131,7 +131,7 @@ def collect(rollouts: Delivers, judge: Judge) -> Collected:
 
 def is_dropped(keep: Keep, group: Group) -> bool:
     """Whether a group is dropped, by the outcomes of its completions."""
-    return drops(keep, torch.tensor([rollout.grade.verdict for rollout in group.rollouts], dtype=torch.float64))
+    return drops(keep, torch.tensor([sample.grade.verdict for sample in group.samples], dtype=torch.float64))
 
 
 @dataclass(frozen=True)
@@ -173,7 +173,7 @@ class Collector:
         """Running pass rates after these groups; those that no grader scored change nothing."""
         if self.training.curriculum is None:
             return rates
-        verdicts = [(group.problem.id, [rollout.grade.verdict for rollout in group.rollouts]) for group in groups]
+        verdicts = [(group.problem.id, [sample.grade.verdict for sample in group.samples]) for group in groups]
         known = [(name, [each for each in group if not math.isnan(each)]) for name, group in verdicts]
         measured = [(name, sum(each >= 1 for each in group) / len(group)) for name, group in known if group]
         return self.training.curriculum.updated(rates, measured)
