@@ -19,10 +19,10 @@ from proximo.rewards import ExactMatch, GivenFunction, PythonFunction
 from proximo.rewards.grading import grading
 from proximo.rewards.notebook_function import fingerprint
 from proximo.rl import build
-from proximo.rl.collect import is_dropped
 from proximo.rl.config import RunConfig
 from proximo.rl.mixed_reward import judged
 from proximo.rl.reward_config import RewardMix, WeightedRule
+from proximo.rl.rollouts import is_dropped
 from proximo.tasks import File
 from proximo.types import Completion, Group, Problem, Rollout
 from tests.api.settings import small

@@ -10,9 +10,9 @@ from proximo import presets
 from proximo.algorithms import DAPO, GRPO
 from proximo.environments.kinds import Ask, Interaction, MultiTurn, Question, SingleTurn, played
 from proximo.models import tiny_model, tiny_tokenizer
-from proximo.rl.collect import Collector
 from proximo.rl.config import EvaluationOptions, TrainingOptions
 from proximo.rl.evaluate import evaluate
+from proximo.rl.rollouts import Collector
 from proximo.runs.records import DataCursor
 from proximo.samplers.embedded import EmbeddedSampler
 from proximo.samplers.sampler import SamplingOptions, Stream

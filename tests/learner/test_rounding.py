@@ -18,8 +18,9 @@ from proximo.models import tiny_model, tiny_moe, with_precision
 from proximo.rl.assemble import assemble
 from proximo.rl.config import EvaluationOptions, RunConfig, TrainingOptions
 from proximo.rl.progress import Lines
+from proximo.rl.rollouts import Synchronous
 from proximo.rl.run import Run
-from proximo.rl.step import train_step
+from proximo.rl.train import train_step
 from proximo.runs.records import DataCursor
 from proximo.samplers.mismatched import Mismatched
 from proximo.samplers.sampler import Sampler, SamplingOptions
@@ -64,7 +65,7 @@ def float32():
 
 def first_step(folder: Path, shift: float, **training: int) -> Run:
     run = Run(replace(CONFIG, training=replace(CONFIG.training, **training)), folder, Lines())
-    run.collector = replace(run.collector, sampler=Shifted(run.collector.sampler, shift))
+    run.rollouts = Synchronous(replace(run.collector, sampler=Shifted(run.collector.sampler, shift)))
     run.log.start("")
     train_step(run, 0, DataCursor())
     return run
@@ -74,7 +75,7 @@ def first_step(folder: Path, shift: float, **training: int) -> Run:
 def test_a_sampler_that_is_not_the_policy_stops_the_first_step(tmp_path, float32, minibatches: int):
     run = Run(replace(CONFIG, training=replace(CONFIG.training, minibatches=minibatches)), tmp_path, Lines())
     before = [parameter.detach().clone() for parameter in run.model.parameters()]
-    run.collector = replace(run.collector, sampler=Shifted(run.collector.sampler, 0.5))
+    run.rollouts = Synchronous(replace(run.collector, sampler=Shifted(run.collector.sampler, 0.5)))
     run.log.start("")
     with pytest.raises(ValueError, match=r"sampler_gap is 0\.5 nats per token at the first step, above 0\.02") as error:
         train_step(run, 0, DataCursor())
@@ -91,7 +92,7 @@ def test_a_gap_of_rounding_stops_nothing(tmp_path, float32, minibatches: int):
 
 def test_a_mismatch_that_was_asked_for_stops_nothing(tmp_path, float32):
     run = Run(replace(CONFIG, sampler=Mismatched()), tmp_path, Lines())
-    run.collector = replace(run.collector, sampler=Shifted(run.collector.sampler, 0.5))
+    run.rollouts = Synchronous(replace(run.collector, sampler=Shifted(run.collector.sampler, 0.5)))
     run.log.start("")
     train_step(run, 0, DataCursor())
     assert run.learner.version == 1
@@ -168,7 +169,7 @@ def test_an_old_checkpoint_is_read():
 
 def test_a_gap_that_appears_in_a_run_is_an_event(tmp_path, float32):
     run = first_step(tmp_path, 0.0, minibatches=2)
-    run.collector = replace(run.collector, sampler=Shifted(run.collector.sampler, 0.5))
+    run.rollouts = Synchronous(replace(run.collector, sampler=Shifted(run.collector.sampler, 0.5)))
     train_step(run, 1, DataCursor())
     events = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
     told = [event for event in events if event["kind"] == "sampler_gap"]

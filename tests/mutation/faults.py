@@ -743,7 +743,7 @@ FAULTS = (
     ),
     Fault("losses/pieces/filters.py", "outcome > self.above", "outcome >= self.above", "rft: wrong completions train"),
     Fault(
-        "rl/checkpointer.py",
+        "rl/result.py",
         "best.value >= options.target",
         "best.value > options.target",
         "a target that is reached exactly does not end a run",

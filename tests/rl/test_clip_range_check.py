@@ -2,15 +2,14 @@
 
 import json
 import math
-from types import SimpleNamespace
 
 import pytest
 
 from proximo.algorithms import DAPO, GRPO, GSPO, GSPO_PRODUCT, GSPO_TOKEN, SAPO
-from proximo.rl.async_sampling.staleness import StaleWatch
-from proximo.rl.clip_range_check import STEPS, BandWatch
+from proximo.rewards.grading import Grading
+from proximo.rl.config import RunConfig
+from proximo.rl.monitor import BAND_STEPS, ClipRangeCheck, Monitor
 from proximo.rl.progress import Lines
-from proximo.rl.run import Run
 from proximo.runs.health.watch import Watch
 from proximo.runs.log import RunLog
 
@@ -19,8 +18,8 @@ SHORT = {"blocked": 0.69, "length": 3.01, "ratio_spread": 0.007}
 
 
 def said(algorithm, rows) -> list[str]:
-    watch = BandWatch(algorithm)
-    return [line for row in rows if (line := watch.look(row)) is not None]
+    watch = ClipRangeCheck(algorithm)
+    return [line for row in rows if (line := watch.update(row)) is not None]
 
 
 @pytest.mark.parametrize("algorithm", [GSPO, GSPO_TOKEN])
@@ -30,7 +29,7 @@ def test_a_band_for_long_completions_is_told_of_short_ones_once(algorithm):
     assert "with 3.01 tokens its standard deviation is 0.007" in line
     # Four times 0.007 is 80 times the mean of the two edges: 0.024 and 0.032, to one digit.
     assert "algorithm.gate.low = 0.02 and algorithm.gate.high = 0.03, about 4 times that, would fit" in line
-    assert said(algorithm, [SHORT] * (STEPS - 1)) == []
+    assert said(algorithm, [SHORT] * (BAND_STEPS - 1)) == []
 
 
 def test_steps_without_updates_do_not_count():
@@ -55,15 +54,15 @@ def test_where_it_does_not_apply_nothing_is_said(algorithm, row):
 
 
 def test_a_run_that_blocks_later_was_not_too_narrow_from_the_start():
-    assert said(GSPO, [{**SHORT, "blocked": 0.1}] * STEPS + [SHORT] * 40) == []
+    assert said(GSPO, [{**SHORT, "blocked": 0.1}] * BAND_STEPS + [SHORT] * 40) == []
 
 
 def test_a_run_prints_the_remark_and_stores_it(tmp_path, capsys):
-    watches = {"watch": Watch([]), "band": BandWatch(GSPO), "stale": StaleWatch(0, GSPO)}
-    run = SimpleNamespace(log=RunLog(tmp_path), progress=Lines(), **watches)
+    monitor = Monitor(RunConfig(algorithm=GSPO), RunLog(tmp_path), Lines(), Grading())
+    monitor.watch = Watch([])
     for step in range(1, 9):
-        Run.note(run, step, SHORT)  # pyright: ignore[reportArgumentType]
+        monitor.metrics(step, SHORT)
     [event] = map(json.loads, (tmp_path / "events.jsonl").read_text().splitlines())
-    assert (event["step"], event["kind"]) == (STEPS, "narrow_band")
+    assert (event["step"], event["kind"]) == (BAND_STEPS, "narrow_band")
     assert event["message"].startswith("the clip range −0.0003 / +0.0004 blocked 69% of the tokens")
-    assert f"warning at step {STEPS}: the clip range −0.0003 / +0.0004" in capsys.readouterr().err
+    assert f"warning at step {BAND_STEPS}: the clip range −0.0003 / +0.0004" in capsys.readouterr().err

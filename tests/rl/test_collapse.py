@@ -50,7 +50,7 @@ def config(**changes) -> RunConfig:
 def trained(settings: RunConfig, folder: Path, held_out=PEAK, watch: Watch | None = None) -> RunResult:
     """A run whose held-out problems go as they are told."""
     run = Run(settings, folder, Lines())
-    run.watch = watch or run.watch
+    run.monitor.watch = watch or run.monitor.watch
     evaluate = run.evaluate
 
     def told():

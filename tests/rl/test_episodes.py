@@ -24,11 +24,10 @@ from proximo.losses.records import Feedback
 from proximo.models import load_model
 from proximo.models.shipped import resolve
 from proximo.models.values import TrunkHead
-from proximo.rl.assemble import to_batch
+from proximo.rl.assemble import at_their_turns, to_batch
 from proximo.rl.config import EvaluationOptions, RunConfig, TrainingOptions, ValueOptions
 from proximo.rl.run import Run
 from proximo.rl.train import train
-from proximo.rl.turn_rewards import at_their_turns
 from proximo.runs.options import CheckpointOptions
 from proximo.samplers.sampler import SamplingOptions
 from proximo.tasks.arithmetic import Arithmetic

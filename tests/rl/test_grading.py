@@ -15,13 +15,13 @@ from proximo.losses import KeepAll, KeepMixed
 from proximo.models import tiny_model, tiny_tokenizer
 from proximo.rewards import ExactMatch, FormatReward, MathVerify, PythonFunction
 from proximo.rl.clock import Clock
-from proximo.rl.collect import Collector
 from proximo.rl.config import EvaluationOptions, RunConfig, TrainingOptions
 from proximo.rl.evaluate import evaluate
 from proximo.rl.grading import graded
 from proximo.rl.mixed_reward import Judged, judged
 from proximo.rl.progress import Lines
 from proximo.rl.reward_config import RewardMix, WeightedRule
+from proximo.rl.rollouts import Collector
 from proximo.rl.run import Run
 from proximo.rl.train import train
 from proximo.runs.records import Collected, DataCursor

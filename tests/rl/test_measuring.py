@@ -10,7 +10,7 @@ from proximo.algorithms import GRPO, SAPO
 from proximo.learner.guard import Skipped, Update
 from proximo.losses import Clip
 from proximo.rl.assemble import to_batch
-from proximo.rl.measuring import clipping_metrics, coverage_metrics, has_loop, length_metrics
+from proximo.rl.metrics import clipping_metrics, coverage_metrics, has_loop, length_metrics
 from proximo.types import Completion, Grade, Group, Problem, Rollout, Stats
 
 PLAIN = replace(GRPO, kl=None, gate=Clip(0.2, 0.2))

@@ -21,8 +21,7 @@ from proximo.insight.lens.lens import policy_loss
 from proximo.insight.page.overview import about, summary
 from proximo.losses.pieces.gates import Clip
 from proximo.recipes.presets import PIPELINE_DEMO
-from proximo.rl.config import EvaluationOptions, RunConfig, TrainingOptions
-from proximo.rl.load_config import load_run, loads_run
+from proximo.rl.config import EvaluationOptions, RunConfig, TrainingOptions, load_run, loads_run
 from proximo.rl.progress import Lines
 from proximo.rl.reward_config import RewardMix
 from proximo.rl.run import Run

@@ -13,10 +13,10 @@ from proximo.insight.lens.lens import policy_loss
 from proximo.insight.lens.steps import read_step
 from proximo.losses.pieces.advantages import GroupNormalized
 from proximo.losses.pieces.credit import ProcessNormalized
+from proximo.rl.assemble import step_rewards
 from proximo.rl.config import EvaluationOptions, TrainingOptions
 from proximo.rl.run import Run
 from proximo.rl.train import train
-from proximo.rl.turn_rewards import step_rewards
 from proximo.runs.rollout_json import _read_rollout, _rollout
 from proximo.tasks import Chain
 from proximo.types import Completion, Grade, Problem, Rollout, Turn

@@ -11,9 +11,9 @@ from proximo.data.mixing import Ptx
 from proximo.learner.ranks import Ranks
 from proximo.models import tiny_model, tiny_tokenizer
 from proximo.recipes.presets import ARITHMETIC
+from proximo.rl.build import MixedIn
 from proximo.rl.config import RunConfig
 from proximo.rl.progress import Lines as Shown
-from proximo.rl.ptx import MixedIn
 from proximo.rl.run import Run
 from proximo.rl.train import train
 from proximo.system.lines import Lines

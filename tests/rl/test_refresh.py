@@ -15,7 +15,7 @@ from proximo.models import frozen_copy
 from proximo.rl.config import EvaluationOptions, RunConfig, TrainingOptions
 from proximo.rl.progress import Lines
 from proximo.rl.run import Run
-from proximo.rl.step import train_step
+from proximo.rl.train import train_step
 from proximo.runs.records import DataCursor
 from proximo.samplers.embedded import local_sampler
 from proximo.samplers.sampler import RunSamplers, SampledPolicy, SamplingOptions, Stream

@@ -21,7 +21,7 @@ from proximo.rl.preflight.estimate import batch_arithmetic
 from proximo.rl.progress import Lines
 from proximo.rl.reward_config import RewardMix, RewardModel, WeightedRule
 from proximo.rl.run import Run
-from proximo.rl.step import train_step
+from proximo.rl.train import train_step
 from proximo.runs.records import DataCursor
 from proximo.samplers.sampler import SamplingOptions
 from proximo.tasks import Arithmetic, Code, Countdown, Echo, File, Gym, Sorting, reward_range

@@ -395,7 +395,7 @@ def test_values_are_pretrained_on_what_was_earned_and_a_weak_one_is_reported(pol
     mix = RewardMix(task=0.0, models=(RewardModel(judge, device="cpu"),))
     settings = config(policy, value=ValueOptions(TrunkHead(), pretrain_steps=1), rewards=mix, steps=3)
     run = Run(settings, tmp_path, Lines())
-    run.watch = Watch([WeakValueModel(window=1)])
+    run.monitor.watch = Watch([WeakValueModel(window=1)])
     seen = []
     updates = run.learner.value_updates
     run.learner.value_updates = lambda batch: seen.append(batch) or updates(batch)

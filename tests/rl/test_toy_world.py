@@ -16,8 +16,8 @@ from proximo.losses import CurrentPolicy, Gae, KeepAll, TokenWhitened
 from proximo.losses.pieces.traits import KeepTraits
 from proximo.models import tiny_model, tiny_tokenizer
 from proximo.rl.assemble import assemble
-from proximo.rl.collect import Collector
 from proximo.rl.config import TrainingOptions
+from proximo.rl.rollouts import Collector
 from proximo.runs.records import DataCursor
 from proximo.samplers.embedded import EmbeddedSampler
 from proximo.samplers.sampler import SamplingOptions

@@ -25,11 +25,11 @@ from proximo.losses.pieces.ratios import CurrentPolicy
 from proximo.models import tiny_model, tiny_tokenizer
 from proximo.models.scoring import score
 from proximo.rl.assemble import assemble, to_batch
-from proximo.rl.collect import Collector
 from proximo.rl.config import EvaluationOptions, RunConfig, TrainingOptions
 from proximo.rl.evaluate import evaluate, wilson
 from proximo.rl.metrics import rollout_metrics, step_metrics
 from proximo.rl.progress import Lines, measure, share, sparkline
+from proximo.rl.rollouts import Collector
 from proximo.rl.run import Run
 from proximo.rl.train import train
 from proximo.runs.records import Collected, DataCursor, Evaluation

@@ -18,7 +18,7 @@ from proximo.algorithms import GRPO
 from proximo.config import toml
 from proximo.rl import grading
 from proximo.rl import run as run_module
-from proximo.rl import step as stepping
+from proximo.rl import train as stepping
 from proximo.rl.config import EvaluationOptions, RunConfig, TrainingOptions
 from proximo.rl.grading import Grader
 from proximo.rl.progress import Lines
@@ -283,7 +283,7 @@ def test_a_run_stopped_before_its_first_step_begins_again(settings, golden, tmp_
 
 @pytest.mark.usefixtures("ordinary_precision")
 def test_a_second_interrupt_while_saving_leaves_a_run_that_goes_on(settings, golden, tmp_path):
-    from proximo.rl.checkpointer import Checkpointer
+    from proximo.runs.checkpointer import Checkpointer
 
     def again(run: Run) -> None:
         in_rollout(patch, run, lambda: os.kill(os.getpid(), signal.SIGINT))

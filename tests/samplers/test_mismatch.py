@@ -40,7 +40,7 @@ from proximo.rl.config import EvaluationOptions, RunConfig, SamplerOptions, Trai
 from proximo.rl.metrics import mismatch_metrics
 from proximo.rl.progress import Lines
 from proximo.rl.run import Run
-from proximo.rl.step import train_step
+from proximo.rl.train import train_step
 from proximo.runs.records import DataCursor
 from proximo.samplers.embedded import Embedded, local_sampler
 from proximo.samplers.mismatched import Mismatched, MismatchedSampler

@@ -18,6 +18,7 @@ import torch
 from proximo.algorithms import explain
 from proximo.recipes.presets import ARITHMETIC
 from proximo.rl.progress import Lines
+from proximo.rl.rollouts import Synchronous
 from proximo.rl.run import Run
 from proximo.rl.train import train
 from proximo.samplers.rng import uniforms
@@ -86,7 +87,7 @@ def _result(name: str, seed: int, steps: int, out: Path) -> dict[str, float]:
     folder = out / f"{name}-{seed}"
     run = Run(config, folder, Lines())
     if name == "random":
-        run.collector = replace(run.collector, task=RandomRewards(config.task))
+        run.rollouts = Synchronous(replace(run.collector, task=RandomRewards(config.task)))
     outcome = train(run)
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     updates = [row for row in rows if "gate" in row]

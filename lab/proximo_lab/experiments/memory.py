@@ -32,9 +32,9 @@ from proximo.planning.published_shapes import PAD_ID, Shape, shape_of
 from proximo.rl.assemble import assemble
 from proximo.rl.build import build_learner
 from proximo.rl.clock import Clock
-from proximo.rl.collect import Collector
 from proximo.rl.config import EvaluationOptions, RunConfig, TrainingOptions, ValueOptions
 from proximo.rl.reward_config import RewardMix, RewardModel
+from proximo.rl.rollouts import Collector
 from proximo.runs.options import CheckpointOptions
 from proximo.runs.records import DataCursor
 from proximo.samplers.sampler import SamplingOptions

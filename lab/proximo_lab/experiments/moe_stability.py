@@ -33,7 +33,7 @@ from proximo.models import frozen_copy
 from proximo.models.tiny import tiny_moe, tiny_tokenizer
 from proximo.rl.config import EvaluationOptions, RunConfig, TrainingOptions
 from proximo.rl.run import Run
-from proximo.rl.step import train_step
+from proximo.rl.train import train_step
 from proximo.runs.log import RunLog
 from proximo.runs.records import DataCursor
 from proximo.samplers.embedded import Embedded

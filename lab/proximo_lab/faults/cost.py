@@ -80,8 +80,8 @@ class Clock:
 def watched() -> list[tuple[Any, str, str]]:
     """What keeps a run safe: where it is, its name, and what it is counted as."""
     from proximo.rewards import workers
-    from proximo.rl import step as stepping
-    from proximo.rl.checkpointer import Checkpointer
+    from proximo.rl import train as stepping
+    from proximo.runs.checkpointer import Checkpointer
     from proximo.runs.log import RunLog
     from proximo.runs.session import Attempt
 
@@ -100,7 +100,7 @@ def watched() -> list[tuple[Any, str, str]]:
 
 def _demo(folder: Path, arguments: tuple[str, ...]) -> int:
     """`proximo train` as it comes, with clocks around what keeps it safe."""
-    from proximo.rl.checkpointer import Checkpointer
+    from proximo.runs.checkpointer import Checkpointer
     from proximo.runs.log import RunLog
 
     clock, written, disk = Clock(), Clock(), Clock()

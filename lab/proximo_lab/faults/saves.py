@@ -89,7 +89,7 @@ def _counting(at: int, happens: Callable[[str], None], names: tuple[str, ...] = 
     inside = [False]
 
     def install() -> None:
-        from proximo.rl.checkpointer import Checkpointer
+        from proximo.runs.checkpointer import Checkpointer
 
         for name in names:
             setattr(os, name, wrapped(name, getattr(os, name)))

@@ -26,12 +26,11 @@ from proximo.recipes.defaults import START, Default, defaults_for, facts_of, lis
 from proximo.recipes.presets import ARITHMETIC, with_algorithm, with_values
 from proximo.rewards import ExactMatch
 from proximo.rl import train as loop
-from proximo.rl.checkpointer import refuse_fewer_steps
 from proximo.rl.config import RunConfig
 from proximo.rl.plugin_errors import naming_failures
 from proximo.rl.preflight.prompts import check_prompts
 from proximo.rl.progress import Lines, Progress
-from proximo.rl.result import RunResult
+from proximo.rl.result import RunResult, refuse_fewer_steps
 from proximo.rl.run import Run
 from proximo.runs.checkpoints import step_of
 from proximo.runs.session import Attempt

@@ -27,8 +27,7 @@ from proximo.config import toml
 from proximo.recipes.defaults import Default, defaults_for, facts_of, kept, with_defaults
 from proximo.recipes.pipeline import PipelineConfig
 from proximo.recipes.presets import ARITHMETIC, PRESETS, with_algorithm, with_values
-from proximo.rl.config import RunConfig
-from proximo.rl.load_config import load_run
+from proximo.rl.config import RunConfig, load_run
 from proximo.rl.reward_config import RewardModel
 from proximo.system.opening import read_file, without_links
 from proximo.tasks import Code, File

@@ -11,8 +11,7 @@ from proximo.config.trust.naming import named_code
 from proximo.config.trust.permission import OfRun
 from proximo.insight.lens.steps import Step, read_step
 from proximo.insight.reading import is_number
-from proximo.rl.config import RunConfig
-from proximo.rl.load_config import loads_run
+from proximo.rl.config import RunConfig, loads_run
 from proximo.runs.files import METRICS, RESULT, ROLLOUTS, TRACKING, VERDICTS, stored_steps
 from proximo.runs.health.history import in_order
 from proximo.runs.run_json import FORMAT, config_damage

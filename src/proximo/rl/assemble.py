@@ -5,8 +5,10 @@ Log-probs that the algorithm does not need are not computed.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from itertools import accumulate
 from struct import pack
 from typing import Any
 
@@ -17,14 +19,17 @@ from torch import Tensor
 from proximo.learner.learner import Learner
 from proximo.learner.passes import Passes
 from proximo.losses.advantage_inputs import feedback_in, returns_to_go, shaped_rewards, trained_rows
-from proximo.losses.pieces.credit import assign
+from proximo.losses.pieces.credit import Advantage, assign
 from proximo.losses.pieces.filters import trained_mask
 from proximo.losses.pieces.traits import AdvantageTraits
+from proximo.losses.records import Credit, Feedback
 from proximo.models.model_types import PreTrainedModel
-from proximo.rl.turn_rewards import Spell, at_their_turns, step_rewards, turn_rewards
 from proximo.runs.records import Assembled
-from proximo.types import Batch, Completion, Group
+from proximo.types import Batch, Completion, Group, Rollout
 from proximo.types.tensor_types import Bool, Float, Int
+
+Spell = Callable[[Sequence[int]], list[str]]
+"""The text of each token of a completion."""
 
 
 def assemble(
@@ -55,7 +60,7 @@ def assemble(
     penalties = algorithm.length_penalties
     batch = replace(batch, rewards=shaped_rewards(batch, penalties, completion_limit, penalty_unit))
     feedback = at_their_turns(feedback_in(batch, kl_reward), batch, outcome_weight, algorithm.advantage)
-    credit = assign(algorithm.advantage, feedback)
+    credit = credited(algorithm.advantage, feedback, everyone.groups)
     earned = returns_to_go(algorithm.advantage, feedback) if batch.values is not None else None
     batch = replace(
         batch,
@@ -75,6 +80,33 @@ def assemble(
         sampler_gap=gap,
         earned=None if earned is None else earned[index],
     )
+
+
+def credited(advantage: Advantage, feedback: Feedback, groups: Sequence[Group]) -> Credit:
+    """Credit of all rows, in which siblings are compared sample by sample, however many rows each has. An advantage for
+    single tokens looks at each row by itself."""
+    numbers = [group.first_rows for group in groups]
+    starts = accumulate(map(len, numbers), initial=0)
+    first = torch.tensor([start + row for start, rows in zip(starts, numbers, strict=False) for row in rows])
+    samples, of_row = first.unique(return_inverse=True)
+    if len(samples) == len(first) or AdvantageTraits.read(advantage).per_token:
+        return assign(advantage, feedback)
+    rows = Feedback.summary([feedback])
+
+    def sums(values: Tensor | None) -> Tensor | None:
+        return None if values is None else values.new_zeros((len(samples), 1)).index_add(0, of_row, values)
+
+    alone = Feedback(
+        rewards=rows.rewards[samples],
+        group=rows.group[samples],
+        mask=rows.mask[samples],
+        token_rewards=sums(rows.token_rewards),
+        old_logprobs=sums(rows.old_logprobs),
+        ref_logprobs=sums(rows.ref_logprobs),
+        teacher_logprobs=sums(rows.teacher_logprobs),
+    )
+    by_row = assign(advantage, alone).advantages[of_row]
+    return Credit(torch.where(feedback.mask | by_row.isnan(), by_row, 0.0))
 
 
 def with_teacher(batch: Batch, index: Int[Tensor, " M"], teacher: PreTrainedModel, learner: Learner) -> Batch:
@@ -148,3 +180,68 @@ def to_batch(groups: Sequence[Group], spell: Spell | None = None) -> Batch:
         step_rewards=step_rewards(shape, [rollout for _, rollout in rollouts], spell),
         sibling=torch.tensor([number for group in groups for number in range(len(group.rollouts))]),
     )
+
+
+# Rewards of single turns and of single steps, for advantages that look at tokens
+
+
+def turn_rewards(shape: tuple[int, int], completions: Sequence[Completion]) -> Float[Tensor, "B T"] | None:
+    """What each turn earned, at its last token; None where no turn earned anything."""
+    places = [
+        (row, turn.end - 1, turn.reward)
+        for row, completion in enumerate(completions)
+        for turn in completion.turns
+        if turn.reward and turn.end
+    ]
+    if not places:
+        return None
+    found = torch.zeros(shape, dtype=torch.float64)
+    rows, columns, rewards = zip(*places, strict=True)
+    found[list(rows), list(columns)] = torch.tensor(rewards, dtype=torch.float64)
+    return found
+
+
+def step_rewards(
+    shape: tuple[int, int], rollouts: Sequence[Rollout], spell: Spell | None
+) -> Float[Tensor, "B T"] | None:
+    """The reward of each step at the token that ends it, NaN elsewhere; None where no completion was graded so.
+
+    Two steps that end within one token are rewarded there together.
+    """
+    if spell is None or not any(rollout.grade.steps for rollout in rollouts):
+        return None
+    found = torch.full(shape, math.nan, dtype=torch.float64)
+    for row, rollout in enumerate(rollouts):
+        if not rollout.grade.steps:
+            continue
+        # A completion's text is its last reply.
+        turns, tokens = rollout.completion.turns, rollout.completion.tokens
+        first = turns[-2].end if len(turns) > 1 else 0
+        ends = list(accumulate(map(len, spell(tokens[first:]))))
+        for end, reward in rollout.grade.steps:
+            place = first + min(bisect_left(ends, end), len(ends) - 1)
+            known = found[row, place]
+            found[row, place] = reward if known.isnan() else known + reward
+    return found
+
+
+def at_their_turns(feedback: Feedback, batch: Batch, weight: float, advantage: object) -> Feedback:
+    """Feedback in which a turn's reward comes with the turn, instead of with all others after the last token; for an
+    advantage of graded steps, their rewards and nothing else.
+
+    A completion's sum stays the same up to rounding; so for advantages of whole completions nothing is moved, since
+    equal rewards must stay equal to the last bit. `weight` is the weight of the environment's outcome in the reward.
+    """
+    traits = AdvantageTraits.read(advantage)
+    if traits.needs_step_rewards:
+        unknown = torch.full_like(batch.advantages, torch.nan)
+        return replace(feedback, token_rewards=unknown if batch.step_rewards is None else batch.step_rewards)
+    if batch.turn_rewards is None or not traits.per_token:
+        return feedback
+    mask = feedback.mask
+    earned = (weight * batch.turn_rewards).to(feedback.rewards.dtype).masked_fill(~feedback.scored.unsqueeze(1), 0.0)
+    order = mask.cumsum(dim=1)
+    is_last = mask & (order == order[:, -1:])
+    moved = earned - is_last * earned.sum(dim=1, keepdim=True)
+    known = feedback.token_rewards
+    return replace(feedback, token_rewards=moved if known is None else known + moved)

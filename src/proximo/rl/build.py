@@ -7,6 +7,8 @@ from typing import Any, Protocol
 
 import torch
 
+from proximo.data import DataFile, read_examples
+from proximo.data.mixing import Ptx
 from proximo.learner.learner import Learner
 from proximo.learner.lora import LoraPolicy
 from proximo.learner.options import CPU_TOKENS
@@ -17,11 +19,17 @@ from proximo.models.adapters.starting import base_for
 from proximo.models.compiling import allow_compiling
 from proximo.models.model_types import PreTrainedModel, PreTrainedTokenizerBase
 from proximo.models.shipped import resolve
+from proximo.models.stop_tokens import end_tokens
 from proximo.models.values import OwnModel, ValueForm, load_value_model, value_model
-from proximo.rl.async_sampling.weights import PolicyCopy
+from proximo.rl.async_sampling.in_flight import InFlight
+from proximo.rl.async_sampling.one_step_ahead import OneStepAhead, PolicyCopy
 from proximo.rl.config import RunConfig
-from proximo.rl.ptx import MixedIn
+from proximo.rl.rollouts import Collector, Rollouts, Synchronous
 from proximo.samplers.sampler import RunSamplers, build_samplers
+from proximo.supervised.encoding import prepare
+from proximo.supervised.sft import Supervised
+from proximo.system.timeline import Lanes
+from proximo.types import Stats
 
 MAX_SLOTS = 512
 """Number of slots for decoding; a step with more rows refills slots as rows end."""
@@ -111,6 +119,24 @@ def build_policy(model: PreTrainedModel, config: RunConfig, path: str) -> PlainP
     return LoraPolicy(model, config.adapter, base=base_for(path), seed=config.seed)
 
 
+def build_rollouts(config: RunConfig, built: Built, collector: Collector, lanes: Lanes) -> Rollouts:
+    """How this run gets its groups: ahead of its updates, while weights change, or step by step."""
+    staleness, samplers = config.ahead.staleness, built.samplers
+    if built.copy is not None:
+        device = built.model.device
+        return OneStepAhead.of(collector, built.copy, device, staleness=staleness, steps=config.steps, lanes=lanes)
+    if staleness and samplers.drop is not None:
+        return InFlight(
+            collector,
+            samplers.drop,
+            config.ahead,
+            steps=config.steps,
+            begun=samplers.begun,
+            history=samplers.history,
+        )
+    return Synchronous(collector, samplers.history)
+
+
 def _check_ahead(config: RunConfig, samplers: RunSamplers) -> None:
     staleness = config.ahead.staleness
     if staleness and samplers.history is not None and samplers.history.kept():
@@ -136,3 +162,43 @@ def _value_backbone(form: ValueForm, device: str, dtype: torch.dtype | None) -> 
     if not isinstance(form, OwnModel) or form.path is None:
         return None
     return load_value_model(resolve(form.path), device=device, dtype=dtype)
+
+
+class MixedIn:
+    """PPO-ptx: adds the gradient of examples from a file to that of an update. Which examples an update gets follows
+    from the seed and the number of updates before it, so a resumed run draws the same."""
+
+    def __init__(
+        self,
+        options: Ptx,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        token_budget: int,
+        seed: int,
+    ) -> None:
+        """ValueError lists what is wrong with the file."""
+        self._options, self._seed = options, seed
+        file = DataFile(options.path, held_out=0.0, max_tokens=options.max_tokens)
+        data = prepare(file, read_examples, tokenizer, end_tokens(model, tokenizer))
+        data.check_room(model)
+        self._stage = Supervised(model, data.train, [], token_budget=token_budget)
+
+    def __call__(self, version: int) -> Stats:
+        """Add the gradient for the update after `version` others; the loss is without its coefficient."""
+        total = torch.zeros(())
+        for loss, _ in self._stage.losses(self.items(version)):
+            (self._options.coefficient * loss).backward()
+            total = total + loss.detach().cpu()
+        return Stats(totals={"ptx_loss": total})
+
+    def items(self, version: int) -> list[int]:
+        """Indices of the examples of an update: the next ones of a permutation, then of another."""
+        first, size = version * self._options.examples, self._stage.size
+        numbers = range(first, first + self._options.examples)
+        orders = {epoch: self._order(epoch) for epoch in {number // size for number in numbers}}
+        return [orders[number // size][number % size] for number in numbers]
+
+    def _order(self, epoch: int) -> list[int]:
+        generator = torch.Generator().manual_seed(self._seed + 1_000_003 * epoch)
+        return torch.randperm(self._stage.size, generator=generator).tolist()

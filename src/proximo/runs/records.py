@@ -1,13 +1,14 @@
 """Records passed through a run: data cursor, a step's rollouts, its batch, an evaluation."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 
 from torch import Tensor
 
 from proximo.losses.mismatch import MismatchStats
 from proximo.samplers.in_progress import Begun
+from proximo.samplers.sampler import Snapshot
 from proximo.types import Batch, Completion, Grade, Group, Problem
 from proximo.types.tensor_types import Float, Int
 
@@ -71,6 +72,18 @@ class Collected:
     @property
     def wasted_tokens(self) -> int:
         return sum(num_tokens(group) for group in self.dropped)
+
+
+@dataclass(frozen=True)
+class Pending:
+    """What is sampled for later steps, between two steps."""
+
+    ahead: Sequence[Collected] = ()
+    """Rollouts of the next steps that are sampled and graded already, in order."""
+    active: Sequence[Active] = ()
+    """Groups that are sampled while weights change, and those of them that have ended, in order."""
+    older_weights: Sequence[Snapshot] = ()
+    """Older weights that the next steps sample with; references, saved in a separate file."""
 
 
 def num_tokens(group: Group) -> int:

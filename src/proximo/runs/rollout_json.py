@@ -55,7 +55,7 @@ def _read_rollout(facts: Mapping[str, Any], **routes: Tensor | None) -> Rollout:
         **routes,
     )
     steps = tuple((end, reward) for end, reward in facts.get("steps", ()))
-    return Rollout(completion, Grade(facts["outcome"], facts["parts"], steps=steps))
+    return Rollout(completion, Grade(facts["outcome"], facts["parts"], steps=steps), facts.get("sample"))
 
 
 def read_answers(facts: Sequence[Mapping[str, Any]], task: Task, seed: int) -> list[Answered]:
@@ -82,7 +82,10 @@ def plain_group(group: Group, routes: dict[str, Tensor], prefix: str = "") -> di
         "ordinal": group.ordinal,
         "problem": group.problem.id,
         "prompt_tokens": list(group.prompt_tokens),
-        "rollouts": [_rollout(each.completion, each.grade) for each in group.rollouts],
+        "rollouts": [
+            _rollout(each.completion, each.grade) | ({} if each.sample is None else {"sample": each.sample})
+            for each in group.rollouts
+        ],
     }
 
 

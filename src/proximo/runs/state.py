@@ -4,10 +4,11 @@ The JSON is Python's, which has NaN.
 """
 
 import json
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from proximo.learner.named_tensors import read_tensors, write_tensors
 from proximo.runs.files import NUMBERS
-from proximo.runs.records import Active, Answered, Collected, DataCursor, Evaluation
+from proximo.runs.records import Active, Answered, Collected, DataCursor, Evaluation, Pending
 from proximo.runs.rollout_json import (
     Asked,
     plain_active,
@@ -27,7 +28,6 @@ from proximo.runs.rollout_json import (
     read_collected,
     read_group,
 )
-from proximo.samplers.sampler import Snapshot
 from proximo.system.opening import as_written, read_json, write_new
 from proximo.system.safe_text import quoted
 from proximo.tasks import Task
@@ -65,27 +65,46 @@ class RunState:
     answers: Sequence[Answered]
     """Answers in that evaluation."""
     cursor: DataCursor = field(default_factory=DataCursor)
-    ahead: Sequence[Collected] = ()
-    """Rollouts of the next steps that are sampled and graded already, in order."""
-    active: Sequence[Active] = ()
-    """Groups that are sampled while weights change, and those of them that have ended, in order."""
+    pending: Pending = field(default_factory=Pending)
     generated: int = 0
     """Number of tokens sampled for training."""
     evaluated: bool = True
     """Whether the evaluation after the last step, if one was due, is done."""
     best: Best | None = None
+    former_best: Best | None = None
+    """The best before the last evaluation of this process; not stored."""
     sizes: Mapping[str, int] = field(default_factory=dict)
     """Sizes of metrics and ledger in bytes."""
     parts: Mapping[str, Any] = field(default_factory=dict)
     """State of the run's parts, by name, as plain values."""
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
     """States of random number generators."""
-    snapshots: Sequence[Snapshot] = ()
-    """Older weights that the next steps sample with; references, saved in a separate file."""
     seconds: float = 0.0
     """Time spent so far; the only field that differs between runs with the same seed."""
     run: str = ""
     """Identity of the run."""
+
+    def after_step(self, collected: Collected) -> "RunState":
+        """The state one step later."""
+        return replace(
+            self,
+            step=self.step + 1,
+            cursor=collected.cursor,
+            generated=self.generated + collected.sampled_tokens,
+            evaluated=False,
+        )
+
+    def after_evaluation(self, evaluation: Evaluation, answers: Sequence[Answered], metric: str) -> "RunState":
+        """The state after an evaluation between two steps; `metric` decides whether it is the best."""
+        best, value = self.best, evaluation.value(metric)
+        if best is None or value > best.value:  # NaN is not better than anything
+            best = best if math.isnan(value) else Best(self.step, value, evaluation, answers)
+        return replace(self, evaluated=True, best=best, former_best=self.best)
+
+    def best_before(self, metric: str) -> Best:
+        """The best evaluation so far; step 0 is before training."""
+        start = Best(0, self.before.value(metric), self.before, self.answers)
+        return start if self.best is None or start.value > self.best.value else self.best
 
 
 # Files
@@ -124,14 +143,14 @@ def write_run_state(folder: Path, state: RunState) -> None:
     write_json(folder / RUN_STATE, facts)
     write_tensors(folder / "random.safetensors", state.tensors)
     write_tensors(folder / "carried.safetensors", routes)
-    if state.ahead:
+    if state.pending.ahead:
         routes = {}
-        later = [plain_collected(each, routes, f"{number}.") for number, each in enumerate(state.ahead)]
+        later = [plain_collected(each, routes, f"{number}.") for number, each in enumerate(state.pending.ahead)]
         write_json(folder / f"{AHEAD}.json", later)
         write_tensors(folder / f"{AHEAD}.safetensors", routes)
-    if state.active:
+    if state.pending.active:
         routes = {}
-        slots = [plain_active(each, routes) for each in state.active]
+        slots = [plain_active(each, routes) for each in state.pending.active]
         write_json(folder / f"{ACTIVE}.json", slots)
         write_tensors(folder / f"{ACTIVE}.safetensors", routes)
 
@@ -156,8 +175,7 @@ def _run_state(folder: Path, facts: Mapping[str, Any], task: Task, seed: int) ->
         before=Evaluation(**facts["before"]),
         answers=read_answers(facts["answers"], task, seed),
         cursor=DataCursor(facts["next_problem"], groups, facts.get("rates", {})),  # earlier versions had none
-        ahead=_read_ahead(folder, asked),
-        active=_read_active(folder, asked),
+        pending=Pending(_read_ahead(folder, asked), _read_active(folder, asked)),
         generated=facts["generated"],
         evaluated=facts["evaluated"],
         best=_read_best(facts, task, seed),

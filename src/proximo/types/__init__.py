@@ -167,8 +167,13 @@ class Grade:
 
 @dataclass(frozen=True)
 class Rollout:
+    """A row to train on: a whole sample, or one of several rows of a sample, such as a conversation that forked."""
+
     completion: Completion
     grade: Grade
+    """The sample's grade, the same in all its rows."""
+    sample: int | None = None
+    """Number of the sample among its group's, where samples have several rows. None: the row is a sample."""
 
 
 @dataclass(frozen=True)
@@ -180,6 +185,19 @@ class Group:
     rollouts: tuple[Rollout, ...]
     ordinal: int | None = field(default=None, compare=False)
     """Which of a run's draws the problem was, counted from 0; None outside of runs."""
+
+    @property
+    def samples(self) -> tuple[Rollout, ...]:
+        """The first row of each sample: what is counted where siblings are compared."""
+        return tuple(self.rollouts[first] for first in sorted(set(self.first_rows)))
+
+    @property
+    def first_rows(self) -> list[int]:
+        """For each row the first one of its sample."""
+        first: dict[int, int] = {}
+        return [
+            row if each.sample is None else first.setdefault(each.sample, row) for row, each in enumerate(self.rollouts)
+        ]
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:

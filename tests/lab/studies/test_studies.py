@@ -14,8 +14,7 @@ from proximo.config import toml
 from proximo.insight.charts.drawing import COLOURS
 from proximo.insight.compare import workers
 from proximo.recipes.presets import ARITHMETIC
-from proximo.rl.config import ValueOptions
-from proximo.rl.load_config import loads_run
+from proximo.rl.config import ValueOptions, loads_run
 from proximo.system.locks import FolderLock
 from proximo.types import Completion, Problem
 from proximo_lab.studies import command, measures, running

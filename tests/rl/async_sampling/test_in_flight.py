@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from proximo.rl.async_sampling.in_flight import InFlight
-from proximo.rl.async_sampling.slots import Slot, choice, num_slots
+from proximo.rl.async_sampling.in_flight import InFlight, Slot, choice, num_slots
 from proximo.rl.config import AheadOptions, TrainingOptions
-from proximo.runs.records import Active, Collected, DataCursor
+from proximo.rl.rollouts import collect
+from proximo.runs.records import Active, Collected, DataCursor, Pending
 from proximo.runs.rollout_json import plain_active, read_active
 from proximo.samplers.in_progress import Begun, BegunRequests
 from proximo.types import Completion, Grade, Group, Problem, Rollout
@@ -58,6 +58,8 @@ def test_which_groups_a_step_takes_and_for_which_it_waits(states, window, passed
 
 class Source:
     """Groups that end when the test says so."""
+
+    sampler: Any = None
 
     def __init__(self, groups: int = 2, *, refills: bool = False, outcomes: Mapping[int, float] | None = None) -> None:
         self.training, self.refills = TrainingOptions(groups=groups, minibatches=1, refill_rounds=3), refills
@@ -125,15 +127,15 @@ def test_slots_are_filled_when_a_step_begins_and_freed_when_it_is_collected():
     assert ahead.start_step(0, DataCursor(), 0) == 0
     source.wait_for(4)
     finish(ahead, source, 0, 1)
-    collected = ahead.collect()
+    collected = collect(ahead, source)
     assert (ordinals(collected), collected.cursor.next_problem, collected.sampled_tokens) == ([0, 1], 4, 4)
     assert (collected.late, collected.expired) == ((), ())
-    assert [each.ordinal for each in ahead.active()] == [2, 3]
+    assert [each.ordinal for each in ahead.pending().active] == [2, 3]
     assert ahead.start_step(5, collected.cursor, 1) == 0  # groups of the first weights are still there
     source.wait_for(6)
     assert source.started[4] == source.started[5] == (1, 5)
     finish(ahead, source, 2, 3, 4, 5)
-    assert ordinals(ahead.collect()) == [2, 3]
+    assert ordinals(collect(ahead, source)) == [2, 3]
     assert ahead.start_step(9, DataCursor(6), 2) == 5
     ahead.close()
     assert set(source.given_up) == {(2, 6), (2, 7)}
@@ -151,11 +153,11 @@ def test_no_group_is_older_than_the_bound_and_none_is_lost(window: float, refill
     for step in range(steps):
         ahead.start_step(step, cursor, step)
         most = num_slots(groups, staleness, int(window * groups))
-        assert len(ahead.active()) == min(most, (steps - step) * groups)
+        assert len(ahead.pending().active) == min(most, (steps - step) * groups)
         is_collected = threading.Event()
         ending = threading.Thread(target=_end_in_any_order, args=(source, chance, is_collected))
         ending.start()
-        collected = ahead.collect()
+        collected = collect(ahead, source)
         is_collected.set()
         ending.join()
         cursor = collected.cursor
@@ -167,11 +169,11 @@ def test_no_group_is_older_than_the_bound_and_none_is_lost(window: float, refill
         for ordinal, _ in collected.late:
             states.setdefault(ordinal, []).append("late")
         seen = max(states)
-        active = {each.ordinal for each in ahead.active()}
+        active = {each.ordinal for each in ahead.pending().active}
         assert [each for each in range(seen + 1) if each not in states] == []
         assert all(states[each] == ["late"] for each in active if each < seen)
     assert max(ages) == staleness if window == 0 else max(ages) <= staleness
-    assert ahead.active() == ()
+    assert ahead.pending().active == ()
     assert all(each in (["ended"], ["late", "ended"]) for each in states.values())
     assert any(each == ["late", "ended"] for each in states.values()) == (window > 0 or refills)
 
@@ -191,15 +193,15 @@ def test_younger_groups_pass_one_that_takes_long_until_the_window_is_used_up():
     ahead.start_step(0, DataCursor(), 0)
     source.wait_for(4)
     finish(ahead, source, 1, 2, 3)
-    first = ahead.collect()
+    first = collect(ahead, source)
     assert (ordinals(first), [ordinal for ordinal, _ in first.late]) == ([1, 2], [0])
-    [straggler, *_] = ahead.active()
+    [straggler, *_] = ahead.pending().active
     assert (straggler.ordinal, straggler.passed, straggler.is_noted) == (0, 2, True)
     ahead.start_step(1, first.cursor, 1)
     source.wait_for(6)
     finish(ahead, source, 4, 5)
     threading.Timer(0.1, source.end, [0]).start()
-    second = ahead.collect()  # waits, since two have passed it
+    second = collect(ahead, source)  # waits, since two have passed it
     assert ordinals(second) == [0, 3]
     assert second.late == ()  # the ledger has it already
     ahead.close()
@@ -212,14 +214,14 @@ def test_a_group_that_holds_up_a_full_step_is_given_up_and_replaced():
     source.wait_for(4)
     finish(ahead, source, 1)
     threading.Timer(0.2, source.end, [2]).start()  # until then there is nothing to fill the step with
-    collected = ahead.collect()
+    collected = collect(ahead, source)
     assert (ordinals(collected), [ordinal for ordinal, _ in collected.expired]) == ([1, 2], [0])
     assert source.given_up == [(0, 0)]
     assert collected.late == ()
-    assert [kind for kind, _ in ahead.take_notices()] == ["expired"]
+    assert [notice.kind for notice in ahead.take_notices()] == ["expired"]
     assert ahead.take_notices() == []
     ahead.start_step(1, collected.cursor, 1)
-    assert [each.ordinal for each in ahead.active()] == [3, 4, 5, 6]
+    assert [each.ordinal for each in ahead.pending().active] == [3, 4, 5, 6]
     ahead.close()
 
 
@@ -228,7 +230,7 @@ def test_a_step_ends_where_everything_is_dropped():
     ahead = made(source, staleness=1)
     ahead.start_step(0, DataCursor(), 0)
     source.end(*range(100))
-    collected = ahead.collect()
+    collected = collect(ahead, source)
     assert collected.groups == ()
     assert len(collected.dropped) >= 3 * 2  # refill_rounds
     ahead.close()
@@ -240,7 +242,7 @@ def test_what_sampling_raises_comes_out_of_the_step():
     ahead.start_step(0, DataCursor(), 0)
     source.drop(0, 3)
     with pytest.raises(RuntimeError, match="given up"):
-        ahead.collect()
+        collect(ahead, source)
     ahead.close()
 
 
@@ -250,8 +252,8 @@ def test_a_resume_keeps_what_has_ended_and_samples_the_rest_again_in_its_place()
     ahead.start_step(0, DataCursor(), 0)
     source.wait_for(4)
     finish(ahead, source, 1, 2, 3)
-    cursor = ahead.collect().cursor
-    active = ahead.active()
+    cursor = collect(ahead, source).cursor
+    active = ahead.pending().active
     ahead.close()
     assert [(each.ordinal, each.passed, each.is_noted, each.group is None) for each in active] == [
         (0, 2, True, True),
@@ -259,12 +261,12 @@ def test_a_resume_keeps_what_has_ended_and_samples_the_rest_again_in_its_place()
     ]
     again = Source()
     resumed = made(again, staleness=2, window=1.0)
-    resumed.restore(active)
+    resumed.restore(Pending(active=active))
     assert resumed.start_step(7, cursor, 1) == 0  # the group that has ended was sampled by the first weights
     again.wait_for(3)
     assert again.started == {0: (0, 7), 4: (1, 7), 5: (1, 7)}
     finish(resumed, again, 0, 4, 5)
-    assert ordinals(resumed.collect()) == [0, 3]
+    assert ordinals(collect(resumed, again)) == [0, 3]
     resumed.close()
     assert isinstance(active[0], Active)
 
@@ -299,22 +301,22 @@ def test_a_resumed_run_continues_what_was_begun_with_its_version():
     source.wait_for(4)
     kept.note(3, 0, begun(0, (5, 6)))
     kept.note(3, 1, begun(1, ()))
-    saved = ahead.active()
+    saved = ahead.pending().active
     assert [[each.tokens for each in slot.begun] for slot in saved] == [[(5, 6)], [()], [], []]
     asked: Any = lambda ordinal, *_: saved[ordinal].problem  # noqa: E731
     assert [read_active(json.loads(json.dumps(plain_active(slot, {}))), asked, {}) for slot in saved] == list(saved)
     finish(ahead, source, 1)
     kept.interrupt = lambda: kept.note(3, 0, begun(0, (5, 6, 7)))
-    later = ahead.newest(saved, interrupt=False)
+    later = ahead.newest(Pending(active=saved), interrupt=False).active
     assert [(slot.group is None, len(slot.begun)) for slot in later[:2]] == [(True, 1), (False, 0)]
     assert later[0].begun[0].tokens == (5, 6)
-    later = ahead.newest(saved, interrupt=True)
+    later = ahead.newest(Pending(active=saved), interrupt=True).active
     assert later[0].begun[0].tokens == (5, 6, 7)
     ahead.close()
 
     source, kept = Source(), BegunRequests(lambda: None)
     again = InFlight(source, source.drop, options, steps=9, begun=kept)
-    again.restore(later)
+    again.restore(Pending(active=later))
     assert again.start_step(4, DataCursor(4), 4) == 3
     source.wait_for(3)
     assert source.started == {0: (3, 3), 2: (3, 4), 3: (3, 4)}  # those that had no token begin with the new weights
@@ -328,10 +330,10 @@ def test_a_step_that_is_given_up_loses_none_of_what_it_collected():
     ahead = InFlight(source, source.drop, AheadOptions(switch="in_flight", staleness=1), steps=9, begun=kept)
     ahead.start_step(0, DataCursor(), 0)
     source.wait_for(4)
-    saved = ahead.active()
+    saved = ahead.pending().active
     finish(ahead, source, 0, 1)
-    ahead.collect()
-    later = ahead.newest(saved, interrupt=False)
+    collect(ahead, source)
+    later = ahead.newest(Pending(active=saved), interrupt=False).active
     assert [slot.ordinal for slot in later if slot.group is not None] == [0, 1]
     assert [slot.ordinal for slot in later] == [0, 1, 2, 3]
     ahead.close()

@@ -9,10 +9,9 @@ import torch
 
 from proximo.algorithms import GRPO
 from proximo.losses import SamplerPolicy, TokenTruncated
-from proximo.rl.async_sampling.one_step_ahead import Ahead
-from proximo.rl.async_sampling.staleness import STEPS, StaleWatch
-from proximo.rl.async_sampling.worker import Worker
-from proximo.runs.records import Collected, DataCursor
+from proximo.rl.async_sampling.one_step_ahead import OneStepAhead, Worker
+from proximo.rl.monitor import STALE_STEPS, StalenessCheck
+from proximo.runs.records import Collected, DataCursor, Pending
 from proximo.samplers.sampler import Snapshot
 
 CPU = torch.device("cpu")
@@ -42,12 +41,14 @@ class Calls:
         return found(step, cursor)
 
 
-def trained(ahead: Ahead, first: int, steps: int, cursor: DataCursor | None = None) -> tuple[list[int], DataCursor]:
+def trained(
+    ahead: OneStepAhead, first: int, steps: int, cursor: DataCursor | None = None
+) -> tuple[list[int], DataCursor]:
     """Go through some steps, each of which changes the weights; the version that sampled each, and the last cursor."""
     versions, cursor = [], cursor or DataCursor()
     for step in range(first, steps):
         versions.append(ahead.start_step(weights(2 * step, step / 10), cursor, step))
-        collected = ahead.collect()
+        collected = ahead.collected()
         assert collected.rounds == step
         cursor = collected.cursor
     return versions, cursor
@@ -56,7 +57,7 @@ def trained(ahead: Ahead, first: int, steps: int, cursor: DataCursor | None = No
 @pytest.mark.parametrize("staleness", [1, 2, 5])
 def test_a_step_is_sampled_with_the_weights_of_some_steps_ago(staleness: int):
     calls = Calls()
-    ahead = Ahead(calls, CPU, staleness=staleness, steps=4)
+    ahead = OneStepAhead(calls, CPU, staleness=staleness, steps=4)
     versions, cursor = trained(ahead, 0, 4)
     older = [max(step - staleness, 0) for step in range(4)]
     assert versions == [2 * step for step in older]
@@ -73,13 +74,13 @@ def test_active_steps_are_bounded_and_stay_until_they_are_collected():
     def at(step: int) -> None:
         assert go.wait(SOON)
 
-    ahead = Ahead(Calls(at), CPU, staleness=2, steps=9)
+    ahead = OneStepAhead(Calls(at), CPU, staleness=2, steps=9)
     ahead.start_step(weights(), DataCursor(), 0)
     assert [order.step for order in ahead.active] == [0, 1, 2]
     assert {order.state for order in ahead.active[1:]} == {"waiting"}
-    assert ahead.graded() == ()
+    assert ahead.pending().ahead == ()
     go.set()
-    ahead.collect()
+    ahead.collected()
     assert [order.step for order in ahead.active] == [1, 2]
     ahead.active[-1].result.result(SOON)
     assert [order.state for order in ahead.active] == ["graded", "graded"]
@@ -91,17 +92,16 @@ def test_active_steps_are_bounded_and_stay_until_they_are_collected():
 @pytest.mark.parametrize("known", [0, 1, 2])
 def test_a_resume_asks_again_only_for_what_is_not_graded(known: int):
     whole = Calls()
-    ahead = Ahead(whole, CPU, staleness=2, steps=7)
+    ahead = OneStepAhead(whole, CPU, staleness=2, steps=7)
     _, cursor = trained(ahead, 0, 3)
     ahead.active[-1].result.result(SOON)
-    graded, kept = ahead.graded(), ahead.kept()
+    graded, kept = ahead.pending().ahead, ahead.pending().older_weights
     assert (len(graded), [each.version for each in kept]) == (2, [2, 4])
     trained(ahead, 3, 7, cursor)
     ahead.close()
     calls = Calls()
-    resumed = Ahead(calls, CPU, staleness=2, steps=7)
-    resumed.load(kept)
-    resumed.restore(graded[:known])
+    resumed = OneStepAhead(calls, CPU, staleness=2, steps=7)
+    resumed.restore(Pending(ahead=graded[:known], older_weights=kept))
     versions, last = trained(resumed, 3, 7, cursor)
     resumed.close()
     assert versions == [2, 4, 6, 8]
@@ -117,13 +117,13 @@ def test_other_work_comes_before_steps_that_wait():
         assert go.wait(SOON)
         done.append(step)
 
-    ahead = Ahead(Calls(at), CPU, staleness=2, steps=9)
+    ahead = OneStepAhead(Calls(at), CPU, staleness=2, steps=9)
     ahead.start_step(weights(), DataCursor(), 0)
     assert begun.wait(SOON)
     threading.Timer(0.05, go.set).start()
     ahead.now(lambda: done.append("evaluation"))
     assert done[:2] == [0, "evaluation"]
-    ahead.collect()
+    ahead.collected()
     ahead.close()
 
 
@@ -132,12 +132,12 @@ def test_what_a_step_raises_comes_with_that_step():
         if step == 1:
             raise ValueError("the grader is broken")
 
-    ahead = Ahead(Calls(at), CPU, staleness=2, steps=9)
+    ahead = OneStepAhead(Calls(at), CPU, staleness=2, steps=9)
     trained(ahead, 0, 1)
     ahead.start_step(weights(), DataCursor(1), 1)
     with pytest.raises(ValueError, match="the grader is broken"):
-        ahead.collect()
-    assert ahead.graded() == ()
+        ahead.collected()
+    assert ahead.pending().ahead == ()
     ahead.close()
 
 
@@ -167,13 +167,13 @@ def always_out_of_memory() -> None:
 
 
 def test_out_of_memory_is_told_once():
-    ahead = Ahead(Calls(), CPU, staleness=1, steps=9)
+    ahead = OneStepAhead(Calls(), CPU, staleness=1, steps=9)
     assert ahead.take_notices() == []
     with pytest.raises(torch.OutOfMemoryError):
         ahead.now(always_out_of_memory)
-    [(kind, notice)] = ahead.take_notices()
-    assert kind == "out_of_memory"
-    assert "was done again alone, with the same result" in notice
+    [notice] = ahead.take_notices()
+    assert notice.kind == "out_of_memory"
+    assert "was done again alone, with the same result" in notice.message
     assert ahead.take_notices() == []
     ahead.close()
 
@@ -226,12 +226,12 @@ ROW = {"mismatch_kl": 0.02, "mismatch_ess": 0.8}
 
 
 def test_older_weights_without_a_correction_are_reported_once_with_the_gap():
-    watch = StaleWatch(2, GRPO)
+    watch = StalenessCheck(2, GRPO)
     first = {"mismatch_kl": 9.0, "mismatch_ess": 0.1}  # of the policy's own weights: does not count
-    told = [watch.look(row) for row in [{"reward": 1.0}, first, *[ROW] * (STEPS + 3)]]
+    told = [watch.update(row) for row in [{"reward": 1.0}, first, *[ROW] * (STALE_STEPS + 3)]]
     assert told.count(None) == len(told) - 1
     [warning] = filter(None, told)
-    assert told.index(warning) == STEPS + 1
+    assert told.index(warning) == STALE_STEPS + 1
     assert "ahead.staleness is 2" in warning
     assert "0.02 nats a token" in warning
     assert "80% of the tokens" in warning
@@ -243,5 +243,5 @@ def test_a_correction_is_not_reported():
         (replace(GRPO, anchor=SamplerPolicy()), 1),
         (GRPO, 0),
     ):
-        watch = StaleWatch(staleness, algorithm)
-        assert [watch.look(ROW) for _ in range(9)] == [None] * 9
+        watch = StalenessCheck(staleness, algorithm)
+        assert [watch.update(ROW) for _ in range(9)] == [None] * 9

@@ -16,11 +16,11 @@ from proximo.algorithms import DAPO, GRPO, PPO, Algorithm
 from proximo.config import toml
 from proximo.models.adapters.lora import Lora
 from proximo.models.tiny import tiny_moe, tiny_tokenizer
-from proximo.rl.async_sampling.one_step_ahead import Ahead
-from proximo.rl.collect import Collector
+from proximo.rl.async_sampling.one_step_ahead import OneStepAhead
 from proximo.rl.config import AheadOptions, Curriculum, EvaluationOptions, RunConfig, TrainingOptions
 from proximo.rl.preflight.estimate import held_models
 from proximo.rl.progress import Lines
+from proximo.rl.rollouts import Collector, Synchronous
 from proximo.rl.run import Run
 from proximo.rl.train import train
 from proximo.runs.checkpoints import CHECKPOINTS, saved, step_of
@@ -149,7 +149,7 @@ def left_after(step: int, whole: Path, folder: Path) -> Path:
     return folder
 
 
-def waiting_for_all(self: Ahead) -> tuple:
+def waiting_for_all(self: OneStepAhead) -> tuple:
     return tuple(order.result.result() for order in self.active)
 
 
@@ -160,7 +160,7 @@ def test_a_resumed_run_goes_on_with_what_is_graded_and_samples_the_rest_again(
     settings = config(
         DAPO, ahead=AheadOptions(2), training=replace(config().training, refill="same_prompt", curriculum=Curriculum())
     )
-    monkeypatch.setattr(Ahead, "graded", graded)
+    monkeypatch.setattr(OneStepAhead, "graded", graded)
     trained(settings, tmp_path / "whole")
     folder = left_after(2, tmp_path / "whole", tmp_path / "run")
     [point] = saved(folder / CHECKPOINTS)
@@ -192,7 +192,7 @@ def test_routes_of_graded_steps_are_saved(tmp_path: Path, monkeypatch):
         evaluation=EvaluationOptions(problems=0),
         checkpoints=CheckpointOptions(every=1, keep=9),
     )
-    monkeypatch.setattr(Ahead, "graded", waiting_for_all)
+    monkeypatch.setattr(OneStepAhead, "graded", waiting_for_all)
     trained(settings, tmp_path / "whole")
     folder = left_after(1, tmp_path / "whole", tmp_path / "run")
     assert (saved(folder / CHECKPOINTS)[0] / "state/ahead.safetensors").exists()
@@ -216,8 +216,8 @@ class StopsAt(Lines):
 def test_a_signal_and_an_early_end_save_what_is_active(tmp_path: Path):
     settings = config(ahead=AheadOptions(1), checkpoints=CheckpointOptions(every=100), steps=4)
     run = trained(settings, tmp_path / "whole")
-    assert run.ahead is not None
-    assert run.ahead.active == ()
+    assert isinstance(run.rollouts, OneStepAhead)
+    assert run.rollouts.active == ()
     run = Run(settings, tmp_path / "run", StopsAt(2))
     with pytest.raises(Stopped):
         train(run)
@@ -267,7 +267,7 @@ def test_the_config(tmp_path: Path):
         AheadOptions(-1)
     with pytest.raises(ValueError, match=r"ahead.staleness is 1, but sampler Mismatched keeps older weights itself"):
         Run(config(ahead=AheadOptions(1), sampler=Mismatched(lag=1)), tmp_path / "both", Lines())
-    assert Run(config(), tmp_path / "plain", Lines()).ahead is None
+    assert isinstance(Run(config(), tmp_path / "plain", Lines()).rollouts, Synchronous)
     whole, held = held_models(config())[0].parameters, held_models(config(ahead=AheadOptions(2)))
     assert [each.parameters for each in held[-2:]] == [whole, 3 * whole]
     adapter, held = (

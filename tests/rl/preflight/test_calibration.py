@@ -12,8 +12,8 @@ import pytest
 from proximo.models import tiny_tokenizer
 from proximo.processes.failures import Failure, Tally
 from proximo.rewards import ExactMatch, FormatReward, GraderFailed, MathVerify, PythonFunction, Reward
-from proximo.rl.grader_failures import STEPS, UnscoredWatch
 from proximo.rl.mixed_reward import judged
+from proximo.rl.monitor import BAD_STEPS, GraderFailureLimit
 from proximo.rl.preflight.calibration import SAMPLE, calibrate
 from proximo.rl.reward_config import RewardMix, WeightedRule
 from proximo.tasks import Arithmetic, Countdown, Echo, File, Gym, Sorting, Split, Task
@@ -177,13 +177,13 @@ BAD, HALF = group(math.nan, math.nan, 1.0), group(math.nan, 1.0)
 
 def test_three_bad_steps_in_a_row_stop_the_run_with_examples():
     failures = Tally()
-    watch = UnscoredWatch(0.5, failures)
+    watch = GraderFailureLimit(0.5, failures)
     for step in [BAD, BAD, HALF, BAD, BAD]:
         failures.add("f", Failure("time", "no answer within 1 s"), unscored=2)
-        watch.look([step])
+        watch.update([step])
         watch.check()
     failures.add("g", Failure("KeyError", "no such column"))
-    assert watch.look([BAD, group(math.nan, math.nan)]) == ["g: 1 completion unscored (KeyError): no such column"]
+    assert watch.update([BAD, group(math.nan, math.nan)]) == ["g: 1 completion unscored (KeyError): no such column"]
     with pytest.raises(GraderFailed) as error:
         watch.check()
     assert str(error.value).startswith("4 of 5 completions could not be scored, and in each of the last 3 steps")
@@ -192,22 +192,22 @@ def test_three_bad_steps_in_a_row_stop_the_run_with_examples():
 
 
 def test_a_resumed_watch_stops_where_the_first_would():
-    first, second = UnscoredWatch(0.5, Tally()), UnscoredWatch(0.5, Tally())
-    for _ in range(STEPS - 1):
-        first.look([BAD])
+    first, second = GraderFailureLimit(0.5, Tally()), GraderFailureLimit(0.5, Tally())
+    for _ in range(BAD_STEPS - 1):
+        first.update([BAD])
     second.load(json.loads(json.dumps(first.state())))
-    second.look([BAD])
+    second.update([BAD])
     with pytest.raises(GraderFailed):
         second.check()
 
 
 def test_a_kind_is_told_once_and_again_when_it_is_ten_times_as_much():
     failures = Tally()
-    watch = UnscoredWatch(1.0, failures)
+    watch = GraderFailureLimit(1.0, failures)
     told = []
     for _ in range(30):
         failures.add("f", Failure("time", "late"), unscored=1)
-        told += watch.look([BAD])
+        told += watch.update([BAD])
         watch.check()  # nothing is too much
     assert told == ["f: 1 completion unscored (time): late", "f: 10 completions unscored (time): late"]
 

@@ -7,20 +7,19 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from random import Random
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from proximo.algorithms import GRPO, GSPO, PPO, SAPO
+from proximo.algorithms import GRPO, PPO, SAPO
 from proximo.models import tiny_model, tiny_tokenizer
 from proximo.models.values import TrunkHead
 from proximo.rewards import ExactMatch
-from proximo.rl.async_sampling.staleness import StaleWatch
-from proximo.rl.clip_range_check import BandWatch
+from proximo.rewards.grading import Grading
 from proximo.rl.config import EvaluationOptions, RunConfig, TrainingOptions, ValueOptions
 from proximo.rl.metrics import group_metrics, rollout_metrics, turn_metrics
+from proximo.rl.monitor import Monitor
 from proximo.rl.reward_config import RewardMix, WeightedRule
 from proximo.rl.run import Run
 from proximo.rl.train import train
@@ -29,6 +28,7 @@ from proximo.runs.health.gains import HeldOutFall
 from proximo.runs.health.history import History
 from proximo.runs.health.reward_signal import DeadGroups, NoReward
 from proximo.runs.health.updates import WeakValueModel
+from proximo.runs.log import RunLog
 from proximo.runs.metric_docs import MEANINGS, meaning
 from proximo.runs.options import CheckpointOptions
 from proximo.runs.records import Collected, DataCursor
@@ -656,7 +656,7 @@ def settings(tmp_path_factory) -> RunConfig:
 def trained(settings: RunConfig, folder: Path, told: Told) -> list[dict[str, Any]]:
     """Its findings in the events, of a watch that does not look as long as others do."""
     run = Run(settings, folder, told)
-    run.watch = Watch([NoReward(window=3)])
+    run.monitor.watch = Watch([NoReward(window=3)])
     train(run)
     return [row for row in Lines(folder / "events.jsonl") if row["kind"] == "finding"]
 
@@ -706,11 +706,10 @@ def test_a_run_on_prompts_alone_does_not_know_what_is_solved(settings, tmp_path)
 def test_a_damaged_row_is_no_reason_not_to_go_on(tmp_path):
     damaged = b'{"outcome": 0.0}\n{"outcome": 0.0}\n???\n[1]\n\xff\xfe\n{"outcome": 0.0}\n{"outco'
     (tmp_path / "metrics.jsonl").write_bytes(damaged)
-    run = SimpleNamespace(
-        folder=tmp_path, watch=Watch([NoReward(window=3)]), band=BandWatch(GSPO), stale=StaleWatch(0, GSPO)
-    )
-    Run.remember(run)  # pyright: ignore[reportArgumentType]
-    assert run.watch.history.trained == 3
+    monitor = Monitor(RunConfig(), RunLog(tmp_path), Told(), Grading())
+    monitor.watch = Watch([NoReward(window=3)])
+    monitor.remember(tmp_path)
+    assert monitor.watch.history.trained == 3
 
 
 # Documentation

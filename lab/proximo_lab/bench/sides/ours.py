@@ -18,8 +18,8 @@ from proximo.models.model_types import PreTrainedModel
 from proximo.models.packing.attention import registered
 from proximo.planning.workloads import Workload
 from proximo.rl.assemble import assemble
-from proximo.rl.collect import Collector
 from proximo.rl.config import TrainingOptions
+from proximo.rl.rollouts import Collector
 from proximo.runs.records import DataCursor
 from proximo.samplers.embedded import EmbeddedSampler
 from proximo.samplers.sampler import SamplingOptions

@@ -15,8 +15,7 @@ from transformers.utils.logging import disable_progress_bar
 from proximo.algorithms import explain
 from proximo.config import toml
 from proximo.processes.sandbox.kernel import die_with_parent
-from proximo.rl.config import RunConfig
-from proximo.rl.load_config import loads_run
+from proximo.rl.config import RunConfig, loads_run
 from proximo.rl.progress import Lines
 from proximo.rl.run import Run
 from proximo.rl.train import train

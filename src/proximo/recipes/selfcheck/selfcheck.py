@@ -39,9 +39,9 @@ from proximo.recipes.selfcheck.checks import (
 )
 from proximo.rl.assemble import assemble, to_batch
 from proximo.rl.build import build_policy
-from proximo.rl.collect import Collector
 from proximo.rl.config import RunConfig
 from proximo.rl.mixed_reward import judged
+from proximo.rl.rollouts import Collector
 from proximo.runs.records import DataCursor
 from proximo.samplers.sampler import Sampler, SamplingOptions, build_samplers
 from proximo.tasks import Task

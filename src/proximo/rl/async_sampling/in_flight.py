@@ -1,40 +1,59 @@
-"""Running ahead while weights change: groups are sampled all the time, and each step takes those that have ended.
+"""Sampling while weights change: groups are sampled all the time, and each step takes those that have ended.
 
-The learner's thread draws groups, takes them and moves the data cursor; every group is sampled on a thread of its own.
-So between two steps the cursor and the slots say all that a resumed run needs.
+    learner's thread                           a thread for each group
+    ────────────────                           ───────────────────────
+    begin_step   push weights, fill slots ──▶  sample and grade one group ◀── the sampler takes new weights meanwhile
+    groups       wait for an end         ◀──   its slot's result, then its slot in the queue of ends
+                 judge it: keep, or drop
+                 and fill the slot again ──▶   another group
+    collected    take the step's slots         (the others go on, or wait with their result)
+    update …                                   (all go on with the old weights until the next begin_step)
+
+The learner waits in one place, `_wait`, and only while its step is not full or a slot blocks it that `window` younger
+ones have passed. A group's end wakes it, or `expire` seconds after the step could have been full. A group's thread
+waits for its completions and for its turn to begin grading, which one has at a time and an evaluation takes from all.
+An error on a group's thread is its result, and is raised where the learner reads it. `close` gives up the requests of
+all that have not ended, which ends their threads.
+
+The learner's thread draws groups, takes them and moves the data cursor. So between two steps the cursor and the slots
+say all that a resumed run needs.
+
+With at most (k + 1) · groups slots that are taken in the order in which they were drawn, no group is older than k steps
+when it is trained: fewer than that come before it, and each step takes `groups` of them. Where `window` younger groups
+may pass one that has not ended, there are as many slots fewer, and the bound holds again.
 """
 
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextvars import copy_context
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import Protocol, TypeVar
+from typing import Protocol
 
-from proximo.rl.async_sampling.slots import Slot, choice, num_passing, num_slots
+from proximo.learner.guard import Notice
 from proximo.rl.config import AheadOptions, TrainingOptions
-from proximo.runs.records import Active, Collected, DataCursor, num_tokens
-from proximo.samplers.in_progress import BegunRequests
+from proximo.rl.rollouts import Draws, Judge, Result, Rollouts
+from proximo.runs.records import Active, Collected, DataCursor, Pending, num_tokens
+from proximo.samplers.in_progress import Begun, BegunRequests
+from proximo.samplers.sampler import SampledPolicy, Sampler, WeightHistory
 from proximo.types import Group, Problem
 
-Result = TypeVar("Result")
-Draws = list[tuple[int, Problem]]
 LEAVING = 5.0
 """Seconds to wait for threads whose requests were given up."""
 
 
-class Source(Protocol):
-    """Draws problems, and samples and grades one group at a time."""
+class Source(Judge, Protocol):
+    """Draws problems, samples and grades one group at a time, and judges it."""
+
+    @property
+    def sampler(self) -> Sampler: ...
 
     @property
     def training(self) -> TrainingOptions: ...
-
-    @property
-    def refills(self) -> bool:
-        """Whether dropped groups are replaced."""
-        ...
 
     def chosen(self, first: int, count: int, rates: Mapping[str, float]) -> tuple[Draws, Draws]:
         """The next problems to sample, and those that a curriculum passes over."""
@@ -42,12 +61,72 @@ class Source(Protocol):
 
     def group(self, ordinal: int, problem: Problem, *, step: int, version: int, grading: threading.Lock) -> Group: ...
 
-    def drops(self, group: Group) -> bool: ...
-
     def rates(self, rates: Mapping[str, float], groups: Sequence[Group]) -> Mapping[str, float]: ...
 
 
-class InFlight:
+@dataclass(eq=False)
+class Slot:
+    """A group that was drawn: sampled now, or graded and waiting to be trained."""
+
+    ordinal: int
+    problem: Problem
+    step: int
+    """Index of the step at which it was drawn; names its random numbers."""
+    version: int
+    """Version of the weights when sampling began."""
+    passed: int = 0
+    """Number of younger groups that were trained before it."""
+    is_noted: bool = False
+    """Whether the ledger says that it was carried over."""
+    is_dropped: bool = False
+    """Whether it is left out of the step that takes it, and not replaced."""
+    begun: tuple[Begun, ...] = ()
+    """What it had sampled before a resume."""
+    result: "Future[Group]" = field(default_factory=Future)
+
+    @property
+    def has_ended(self) -> bool:
+        return self.result.done()
+
+    def to_active(self, begun: BegunRequests | None) -> Active:
+        """For a checkpoint; `begun` knows what is sampled of it."""
+        parts = () if begun is None else begun.of_group(self.step, self.ordinal)  # first: none once it has ended
+        group = self.result.result() if self.has_ended and self.result.exception() is None else None
+        parts = parts if group is None else ()
+        return Active(self.ordinal, self.problem, self.step, self.version, self.passed, self.is_noted, group, parts)
+
+    @classmethod
+    def of(cls, active: Active) -> "Slot":
+        numbers = active.step, active.version, active.passed, active.is_noted
+        slot = cls(active.ordinal, active.problem, *numbers, begun=active.begun)
+        if active.group is not None:
+            slot.result.set_result(active.group)
+        return slot
+
+
+def num_slots(groups: int, staleness: int, window: int) -> int:
+    """Most slots at a time; `window` is a number of groups."""
+    return (staleness + 1) * groups - window
+
+
+def choice(slots: Sequence[Slot], count: int, window: int) -> tuple[list[Slot], list[Slot]]:
+    """The first slots that have ended, `count` at most, and older ones that they would pass although `window` groups
+    have passed those: the step has to wait for these."""
+    chosen = [slot for slot in slots if slot.has_ended][:count]
+    blocking = [
+        slot
+        for slot in slots
+        if not slot.has_ended and (passing := num_passing(slot, chosen)) and slot.passed + passing > window
+    ]
+    return chosen, blocking
+
+
+def num_passing(slot: Slot, others: Sequence[Slot]) -> int:
+    """Number of slots that are younger than one."""
+    return sum(each.ordinal > slot.ordinal for each in others)
+
+
+class InFlight(Rollouts):
     """Keeps slots filled with groups that are sampled, and gives each step its share of those that have ended."""
 
     def __init__(
@@ -58,18 +137,23 @@ class InFlight:
         *,
         steps: int,
         begun: BegunRequests | None = None,
+        history: WeightHistory | None = None,
     ) -> None:
         """`drop` gives up the requests of a step's index and an ordinal. `steps`: those of the run; nothing is drawn
         beyond them. `begun` keeps what is sampled of each group; None: after a resume it is sampled again."""
         self._source, self._drop, self._steps, self._expire = source, drop, steps, options.expire
-        self._begun = begun
+        self._begun, self.history = begun, history
         self._count = source.training.groups
         self._window = int(options.window * self._count)
-        self._most = num_slots(self._count, options.staleness, self._window)
+        self._max_slots = num_slots(self._count, options.staleness, self._window)
         self._slots: list[Slot] = []
         """In the order in which they were drawn."""
         self._taken: list[Slot] = []
         """Slots that were freed since the step began."""
+        self._chosen: list[Slot] = []
+        self._dropped: list[Slot] = []
+        self._expired: list[Slot] = []
+        """Slots that the step takes, that are replaced, and that are given up."""
         self._cursor: DataCursor | None = None
         """None before the first step of this process."""
         self._step = self._version = 0
@@ -78,9 +162,12 @@ class InFlight:
         self._ends: SimpleQueue[Slot] = SimpleQueue()
         self._grading = threading.Lock()
         self._threads: list[threading.Thread] = []
-        self._notices: list[tuple[str, str]] = []
+        self._notices: list[Notice] = []
 
     # Steps
+
+    def begin_step(self, policy: SampledPolicy, version: int, cursor: DataCursor, step: int) -> int:
+        return self.start_step(self._source.sampler.refresh(policy, version), cursor, step)
 
     def start_step(self, version: int, cursor: DataCursor, step: int) -> int:
         """Draw what may be drawn when `step` begins and the sampler has this version; returns the version of the oldest
@@ -95,17 +182,18 @@ class InFlight:
         self._fill()
         return min(slot.version for slot in self._slots)
 
-    def collect(self) -> Collected:
-        """Wait for the groups of the step that has begun."""
-        dropped: list[Slot] = []
-        expired: list[Slot] = []
+    def groups(self) -> Iterator[Group]:
+        """All groups that have ended, as they end; the step takes the first of them, and the others stay."""
+        self._dropped, self._expired, seen = [], [], set[int]()
         full_since: float | None = None
         while True:
-            dropped += self._take([slot for slot in self._slots if self._is_filtered(slot)])
-            if may_refill := self._may_refill(dropped):
+            for slot in [slot for slot in self._slots if slot.has_ended and slot.ordinal not in seen]:
+                seen.add(slot.ordinal)
+                yield slot.result.result()
+            if may_refill := self._may_refill(self._dropped):
                 self._fill()
             chosen, blocking = choice(self._slots, self._count, self._window)
-            if any(self._is_filtered(slot) for slot in chosen):
+            if any(slot.ordinal not in seen for slot in chosen):
                 continue  # it has ended just now
             is_full = len(chosen) == self._count
             if not blocking and (is_full or not may_refill):
@@ -113,23 +201,51 @@ class InFlight:
             full_since = (full_since or time.monotonic()) if is_full else None
             left = None if full_since is None or self._expire is None else full_since + self._expire - time.monotonic()
             if left is not None and left <= 0:
-                expired += self._give_up(blocking)
+                self._expired += self._give_up(blocking)
             else:
                 self._wait(left)
-        return self._collected(self._take(chosen), dropped, expired)
+        self._chosen = self._take(chosen)
 
-    def now(self, work: Callable[[], Result]) -> Result:
-        """Do something else that samples and grades, such as an evaluation; no group is graded meanwhile."""
+    def drop(self, group: Group, *, refill: bool) -> None:
+        [slot] = [slot for slot in self._slots if slot.ordinal == group.ordinal]
+        slot.is_dropped = True
+        if refill:
+            self._dropped += self._take([slot])
+
+    def collected(self) -> Collected:
+        assert self._cursor is not None
+        chosen, dropped, expired = self._chosen, self._dropped, self._expired
+        out = [*dropped, *(slot for slot in chosen if slot.is_dropped)]
+        passed_over, self._passed_over = self._passed_over, []
+        ordinals = [slot.ordinal for slot in (*chosen, *dropped, *expired)] + [ordinal for ordinal, _ in passed_over]
+        late = [slot for slot in self._slots if not slot.is_noted and slot.ordinal < max(ordinals, default=-1)]
+        for slot in self._slots:
+            slot.passed += num_passing(slot, chosen)
+            slot.is_noted |= slot in late
+        everything = [slot.result.result() for slot in (*chosen, *dropped)]
+        self._cursor = DataCursor(self._cursor.next_problem, rates=self._source.rates(self._cursor.rates, everything))
+        return Collected(
+            groups=tuple(slot.result.result() for slot in chosen if not slot.is_dropped),
+            dropped=tuple(slot.result.result() for slot in out),
+            cursor=self._cursor,
+            passed_over=tuple(passed_over),
+            late=tuple((slot.ordinal, slot.problem) for slot in late),
+            expired=tuple((slot.ordinal, slot.problem) for slot in expired),
+            rounds=1,
+            sampled_tokens=sum(num_tokens(group) for group in everything),
+        )
+
+    def evaluate(self, sampler: Sampler, policy: SampledPolicy, version: int, work: Callable[[int], Result]) -> Result:
+        """No group is graded meanwhile."""
+        sampled = sampler.refresh(policy, version)
         with self._grading:
-            return work()
+            return work(sampled)
 
-    def take_notices(self) -> list[tuple[str, str]]:
-        """Kind and message of what happened since the last call."""
+    def take_notices(self) -> list[Notice]:
         taken, self._notices = self._notices, []
         return taken
 
     def close(self) -> None:
-        """Give up all that is sampled."""
         for slot in self._slots:
             if not slot.has_ended:
                 self._drop(slot.step, slot.ordinal)
@@ -139,38 +255,36 @@ class InFlight:
 
     # State
 
-    def active(self) -> tuple[Active, ...]:
-        """Groups that are not trained yet, between two steps."""
-        return tuple(slot.to_active(self._begun) for slot in self._slots)
+    def pending(self) -> Pending:
+        return replace(super().pending(), active=tuple(slot.to_active(self._begun) for slot in self._slots))
 
-    def newest(self, active: Sequence[Active], *, interrupt: bool) -> tuple[Active, ...]:
-        """The same groups with all that is sampled of them by now. `interrupt`: first make the sampler say what it has
-        sampled of those that have not ended; otherwise it is known up to their last interruption."""
+    def newest(self, pending: Pending, *, interrupt: bool) -> Pending:
+        """Of groups that have not ended it is known what was sampled up to their last interruption."""
         if interrupt and self._begun is not None and any(not slot.has_ended for slot in self._slots):
             self._begun.interrupt()
         now = {slot.ordinal: slot.to_active(self._begun) for slot in (*self._taken, *self._slots)}
-        return tuple(
+        active = [
             replace(each, group=now[each.ordinal].group, begun=now[each.ordinal].begun)
             if each.group is None and each.ordinal in now
             else each
-            for each in active
-        )
+            for each in pending.active
+        ]
+        return replace(pending, active=tuple(active))
 
     def queue(self) -> dict[str, object]:
-        """Groups by their state, and those that are sampled by the version that they began with, for the time line."""
+        """Groups by their state, and those that are sampled by the version that they began with."""
         open_slots = [slot for slot in self._slots if not slot.has_ended]
         versions = Counter(slot.version for slot in open_slots)
         return {"in_flight": len(open_slots), "graded": len(self._slots) - len(open_slots), "versions": versions}
 
-    def restore(self, active: Sequence[Active]) -> None:
-        """Put back what `active` returned, before the first step: groups that had not ended are continued."""
-        self._slots = [Slot.of(each) for each in active]
+    def refuse(self, pending: Pending, checkpoint: Path) -> None:
+        """Nothing: groups that were being sampled are continued."""
+
+    def restore(self, pending: Pending) -> None:
+        super().restore(pending)
+        self._slots = [Slot.of(each) for each in pending.active]
 
     # Slots
-
-    def _is_filtered(self, slot: Slot) -> bool:
-        """Whether it was dropped and is replaced by another; raises what sampling or grading it raised."""
-        return slot.has_ended and self._source.drops(slot.result.result()) and self._source.refills
 
     def _may_refill(self, dropped: Sequence[Slot]) -> bool:
         """Whether further groups may be drawn in this step in the place of dropped ones."""
@@ -182,7 +296,7 @@ class InFlight:
     def _fill(self) -> None:
         """Draw groups for all free slots, but none that no step would train on."""
         assert self._cursor is not None
-        count = min(self._most, (self._steps - self._step) * self._count) - len(self._slots)
+        count = min(self._max_slots, (self._steps - self._step) * self._count) - len(self._slots)
         if count <= 0:
             return
         drawn, skipped = self._source.chosen(self._cursor.next_problem, count, self._cursor.rates)
@@ -203,13 +317,13 @@ class InFlight:
         if self._begun is not None:
             self._begun.open(slot.step, slot.ordinal, slot.begun)
         try:
-            found = self._source.group(
+            group = self._source.group(
                 slot.ordinal, slot.problem, step=slot.step, version=slot.version, grading=self._grading
             )
         except BaseException as error:  # raised again in the learner's thread
             slot.result.set_exception(error)
         else:
-            slot.result.set_result(found)
+            slot.result.set_result(group)
         if self._begun is not None:
             self._begun.close(slot.step, slot.ordinal)
         self._ends.put(slot)
@@ -234,29 +348,5 @@ class InFlight:
                 f"group {slot.ordinal}, drawn {self._step - slot.step} steps ago, has not ended, and the step has "
                 f"waited {self._expire:g} s for it: it is given up, and the ledger has it as expired"
             )
-            self._notices.append(("expired", message))
+            self._notices.append(Notice("expired", message))
         return slots
-
-    def _collected(self, chosen: Sequence[Slot], dropped: Sequence[Slot], expired: Sequence[Slot]) -> Collected:
-        assert self._cursor is not None
-        groups = [slot.result.result() for slot in chosen]
-        out = [slot.result.result() for slot in dropped] + [group for group in groups if self._source.drops(group)]
-        kept = [group for group in groups if not self._source.drops(group)]
-        passed_over, self._passed_over = self._passed_over, []
-        ordinals = [slot.ordinal for slot in (*chosen, *dropped, *expired)] + [ordinal for ordinal, _ in passed_over]
-        late = [slot for slot in self._slots if not slot.is_noted and slot.ordinal < max(ordinals, default=-1)]
-        for slot in self._slots:
-            slot.passed += num_passing(slot, chosen)
-            slot.is_noted |= slot in late
-        everything = [*groups, *(slot.result.result() for slot in dropped)]
-        self._cursor = DataCursor(self._cursor.next_problem, rates=self._source.rates(self._cursor.rates, everything))
-        return Collected(
-            groups=tuple(kept),
-            dropped=tuple(out),
-            cursor=self._cursor,
-            passed_over=tuple(passed_over),
-            late=tuple((slot.ordinal, slot.problem) for slot in late),
-            expired=tuple((slot.ordinal, slot.problem) for slot in expired),
-            rounds=1,
-            sampled_tokens=sum(num_tokens(group) for group in everything),
-        )

@@ -1,0 +1,310 @@
+"""Rollouts: graded groups for a run's steps, one by one, and three ways in which they come.
+
+`Synchronous` samples a step in rounds and then waits for its updates; `OneStepAhead` samples later steps while one is
+trained; `InFlight` samples all the time, also while weights change. The loop asks none of them which it is.
+
+Dynamic sampling draws more until the step is full or its rounds are spent: it can neither hang nor end
+the run. Groups kept beyond what the step needs are carried over to the next one.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from threading import Lock
+from typing import Protocol, TypeVar
+
+import torch
+
+from proximo.environments.kinds import Ask, Interaction, Question, SingleTurn, play
+from proximo.learner.guard import Notice
+from proximo.losses.pieces.filters import Keep, drops
+from proximo.losses.pieces.traits import KeepTraits
+from proximo.models import problem_tokens
+from proximo.models.model_types import PreTrainedTokenizerBase
+from proximo.rl.config import TrainingOptions
+from proximo.rl.grading import graded
+from proximo.runs.checkpointer import OlderWeights
+from proximo.runs.records import Collected, DataCursor, Pending, num_tokens
+from proximo.samplers.sampler import SampledPolicy, Sampler, SamplingOptions, Stream, WeightHistory
+from proximo.tasks import Task
+from proximo.types import Group, Problem, Request
+
+Result = TypeVar("Result")
+Draws = list[tuple[int, Problem]]
+
+
+class Delivers(Protocol):
+    """Graded groups of a step, one by one."""
+
+    def groups(self) -> Iterator[Group]:
+        """Groups of the step that has begun, as they are graded. Between two of them `drop` may be called; groups that
+        are asked for there come later. It ends when the step is full or no more may be drawn."""
+        ...
+
+    def drop(self, group: Group, *, refill: bool) -> None:
+        """Leave a group out of the step that has begun; with `refill`, sample another in its place."""
+        ...
+
+    def collected(self) -> Collected:
+        """The whole step, once its groups have come."""
+        ...
+
+
+class Rollouts(Delivers, Protocol):
+    """Graded groups of a run, step by step.
+
+    Each step begins with the policy's weights. Then its groups come one by one, as they are graded; whoever takes them
+    may drop one and ask for another in its place. A class that lists this one as its base inherits what it does not do
+    differently: nothing is sampled for later steps, and so there is nothing to store, to tell or to end.
+    """
+
+    history: WeightHistory | None = None
+    """Older weights that the sampler itself keeps for later steps; None: it keeps none."""
+
+    @property
+    def older_weights(self) -> OlderWeights:
+        """What is kept of older weights that later steps are sampled with."""
+        return "none" if self.history is None else "all"
+
+    def begin_step(self, policy: SampledPolicy, version: int, cursor: DataCursor, step: int) -> int:
+        """Take the policy's weights, which have seen `version` updates, and begin the step of this index at this place
+        of the data; returns the version of the oldest weights that its groups may have begun with."""
+        ...
+
+    def evaluate(self, sampler: Sampler, policy: SampledPolicy, version: int, work: Callable[[int], Result]) -> Result:
+        """Do work that samples with the policy's weights of now and grades, such as an evaluation; nothing of a step
+        is in its way. It is given the version of the weights."""
+        ...
+
+    def take_notices(self) -> list[Notice]:
+        """What happened since the last call."""
+        return []
+
+    def queue(self) -> dict[str, object]:
+        """Numbers of what is sampled for later steps, for the time line."""
+        return {}
+
+    def pending(self) -> Pending:
+        """What is sampled for later steps, between two steps."""
+        return Pending(older_weights=() if self.history is None else tuple(self.history.kept()))
+
+    def newest(self, pending: Pending, *, interrupt: bool) -> Pending:
+        """The same with all that is sampled of it by now; `interrupt`: first make the sampler say what that is."""
+        return pending
+
+    def refuse(self, pending: Pending, checkpoint: Path) -> None:
+        """Raise ValueError if these rollouts cannot go on with what a checkpoint has."""
+        if pending.active:
+            raise ValueError(
+                f"{checkpoint} has {len(pending.active)} groups that were being sampled, whose prompts would be lost: "
+                'keep ahead.switch = "in_flight" and ahead.staleness, or use a checkpoint of a run without'
+            )
+
+    def restore(self, pending: Pending) -> None:
+        """Put back what `pending` returned, before the first step."""
+        if self.history is not None:
+            self.history.load(pending.older_weights)
+
+    def close(self) -> None:
+        """Stop all sampling."""
+
+
+class Judge(Protocol):
+    """Decides which groups are dropped."""
+
+    @property
+    def refills(self) -> bool:
+        """Whether dropped groups are replaced."""
+        ...
+
+    def drops(self, group: Group) -> bool: ...
+
+
+def collect(rollouts: Delivers, judge: Judge) -> Collected:
+    """A whole step: its groups are judged as they come, and others asked for in the place of those that are dropped."""
+    for group in rollouts.groups():
+        if judge.drops(group):
+            rollouts.drop(group, refill=judge.refills)
+    return rollouts.collected()
+
+
+def is_dropped(keep: Keep, group: Group) -> bool:
+    """Whether a group is dropped, by the outcomes of its completions."""
+    return drops(keep, torch.tensor([sample.grade.verdict for sample in group.samples], dtype=torch.float64))
+
+
+@dataclass(frozen=True)
+class Collector:
+    """Everything that turns problems into groups."""
+
+    task: Task
+    sampler: Sampler
+    tokenizer: PreTrainedTokenizerBase
+    sampling: SamplingOptions
+    training: TrainingOptions
+    keep: Keep
+    seed: int
+    environment: Interaction = field(default_factory=SingleTurn)
+
+    def collect(self, cursor: DataCursor, *, step: int, version: int) -> Collected:
+        """Fill a step with groups to train on."""
+        return collect(Rounds(self, cursor, step=step, version=version), self)
+
+    def drops(self, group: Group) -> bool:
+        return is_dropped(self.keep, group)
+
+    @property
+    def refills(self) -> bool:
+        """Whether dropped groups are replaced."""
+        return KeepTraits.read(self.keep).refills
+
+    def chosen(self, first: int, count: int, rates: Mapping[str, float]) -> tuple[Draws, Draws]:
+        """The next `count` problems to sample, from this draw on, and those that a curriculum passes over."""
+        chosen, skipped, index, curriculum = [], [], first, self.training.curriculum
+        while len(chosen) < count:
+            problem = self._problem(index)
+            draws = curriculum is None or curriculum.draws(index, self.seed, rates.get(problem.id))
+            (chosen if draws else skipped).append((index, problem))
+            index += 1
+        return chosen, skipped
+
+    def rates(self, rates: Mapping[str, float], groups: Sequence[Group]) -> Mapping[str, float]:
+        """Running pass rates after these groups; those that no grader scored change nothing."""
+        if self.training.curriculum is None:
+            return rates
+        verdicts = [(group.problem.id, [sample.grade.verdict for sample in group.samples]) for group in groups]
+        known = [(name, [each for each in group if not math.isnan(each)]) for name, group in verdicts]
+        measured = [(name, sum(each >= 1 for each in group) / len(group)) for name, group in known if group]
+        return self.training.curriculum.updated(rates, measured)
+
+    def _problem(self, index: int) -> Problem:
+        return self.task.problem(index, "train", self.seed)
+
+    def sample(
+        self, drawn: Sequence[tuple[int, Problem]], *, step: int, version: int, round_number: int
+    ) -> tuple[list[Group], float]:
+        """One group per problem, and the seconds spent waiting for grades."""
+        # A prompt that is sampled again in a later round of the same step must not use the same random numbers.
+        seed = self.seed + 1_000_003 * round_number
+        prompts, stream = self._asked(drawn, seed=seed, step=step, version=version)
+        done = graded(self.task, [problem for _, problem in drawn], stream)
+        groups = [
+            Group(problem, tokens, rollouts, ordinal=index)
+            for (index, problem), tokens, rollouts in zip(drawn, prompts, done.rollouts, strict=True)
+        ]
+        return groups, done.seconds
+
+    def group(self, ordinal: int, problem: Problem, *, step: int, version: int, grading: Lock) -> Group:
+        """One group by itself; others may be sampled and graded at the same time, and begin to be graded in turn."""
+        [tokens], stream = self._asked([(ordinal, problem)], seed=self.seed, step=step, version=version)
+        [rollouts] = graded(self.task, [problem], stream, lambda: grading).rollouts
+        return Group(problem, tokens, rollouts, ordinal=ordinal)
+
+    def _asked(
+        self, drawn: Sequence[tuple[int, Problem]], *, seed: int, step: int, version: int
+    ) -> tuple[list[tuple[int, ...]], Stream]:
+        """Prompts of problems as tokens, and the completions that the environment returns."""
+        prompts = [problem_tokens(self.tokenizer, problem) for _, problem in drawn]
+        questions = [
+            Question(problem, Request(key=index, prompt_tokens=tokens, num_samples=self.training.group_size))
+            for (index, problem), tokens in zip(drawn, prompts, strict=True)
+        ]
+        ask = Ask(self.sampler, self.tokenizer, self.sampling, seed=seed, step=step, version=version)
+        return prompts, play(self.environment, questions, ask)
+
+
+class Rounds:
+    """The groups of one step, sampled and graded in rounds: what is asked for in a round comes in the next."""
+
+    def __init__(self, collector: Collector, cursor: DataCursor, *, step: int, version: int) -> None:
+        self._collector, self._training, self._cursor = collector, collector.training, cursor
+        self._step, self._version = step, version
+        self._kept, self._dropped = list(cursor.carried), list[Group]()
+        self._sampled: list[Group] = []
+        self._passed_over: Draws = []
+        self._again: Draws = []
+        """Prompts to sample once more."""
+        self._next, self._tokens, self._rounds, self._seconds = cursor.next_problem, 0, 0, 0.0
+        self._refills = False
+
+    def groups(self) -> Iterator[Group]:
+        while len(self._kept) < self._training.groups and self._may_sample():
+            for group in self._round():
+                self._kept.append(group)
+                yield group
+
+    def drop(self, group: Group, *, refill: bool) -> None:
+        self._kept = [each for each in self._kept if each is not group]
+        self._dropped.append(group)
+        self._refills |= refill
+        if self._training.refill == "same_prompt" and group.ordinal is not None:
+            self._again.append((group.ordinal, group.problem))
+
+    def collected(self) -> Collected:
+        full = self._training.groups
+        rates = self._collector.rates(self._cursor.rates, self._sampled)
+        return Collected(
+            groups=tuple(self._kept[:full]),
+            dropped=tuple(self._dropped),
+            cursor=DataCursor(self._next, tuple(self._kept[full:]), rates),
+            passed_over=tuple(self._passed_over),
+            rounds=self._rounds,
+            sampled_tokens=self._tokens,
+            grading_seconds=self._seconds,
+        )
+
+    def _round(self) -> list[Group]:
+        count = self._draws()
+        drawn, self._again = self._again[:count], []
+        chosen, skipped = self._collector.chosen(self._next, count - len(drawn), self._cursor.rates)
+        drawn += chosen
+        self._passed_over += skipped
+        self._next += len(chosen) + len(skipped)
+        groups, seconds = self._collector.sample(
+            drawn, step=self._step, version=self._version, round_number=self._rounds
+        )
+        self._rounds, self._seconds = self._rounds + 1, self._seconds + seconds
+        self._tokens += sum(num_tokens(group) for group in groups)
+        self._sampled += groups
+        return groups
+
+    def _may_sample(self) -> bool:
+        """Whether to sample another round: the first always, then to replace dropped groups until a limit is
+        reached."""
+        limit = self._training.refill_tokens
+        is_left = self._rounds < self._training.refill_rounds and (limit is None or self._tokens < limit)
+        return self._rounds == 0 or (self._refills and is_left)
+
+    def _draws(self) -> int:
+        """Number of prompts to sample now: the missing groups divided by the share kept so far."""
+        kept, dropped = len(self._kept), len(self._dropped)
+        missing = self._training.groups - kept
+        if not dropped:
+            return missing
+        share = max(kept / (kept + dropped), 0.25)
+        return min(round(missing / share), 2 * self._training.groups)
+
+
+class Synchronous(Rollouts):
+    """Samples a step when it begins, with the weights of then, while nothing is trained."""
+
+    def __init__(self, collector: Collector, history: WeightHistory | None = None) -> None:
+        self.collector, self.history = collector, history
+
+    def begin_step(self, policy: SampledPolicy, version: int, cursor: DataCursor, step: int) -> int:
+        version = self.collector.sampler.refresh(policy, version)
+        self._rounds = Rounds(self.collector, cursor, step=step, version=version)
+        return version
+
+    def groups(self) -> Iterator[Group]:
+        return self._rounds.groups()
+
+    def drop(self, group: Group, *, refill: bool) -> None:
+        self._rounds.drop(group, refill=refill)
+
+    def collected(self) -> Collected:
+        return self._rounds.collected()
+
+    def evaluate(self, sampler: Sampler, policy: SampledPolicy, version: int, work: Callable[[int], Result]) -> Result:
+        return work(sampler.refresh(policy, version))
