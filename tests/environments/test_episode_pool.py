@@ -10,7 +10,8 @@ from pathlib import Path
 
 from proximo.environments import episode_pool
 from proximo.environments.episode_pool import ActingJob, LocalHost, ProcessHost
-from proximo.environments.worker import Episodes, process
+from proximo.environments.worker import Episodes
+from proximo.processes import channel
 from proximo.processes.failures import Failure
 
 PICKY = ActingJob("tests.environments.worlds:Picky", "{}", (), 5.0, 1024, 100)
@@ -38,9 +39,9 @@ def test_more_episodes_than_open_files():
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
     assert answers == [{"started": True}] * soft
-    assert host._process is not None
-    assert host._process._runner is not None
-    resource.prlimit(host._process._runner, resource.RLIMIT_NOFILE, (soft, soft))
+    runner = host._slot._process and host._slot._process._runner
+    assert runner is not None
+    resource.prlimit(runner, resource.RLIMIT_NOFILE, (soft, soft))
     [(_, [refused])] = host.start([1], [RESET])
     assert re.search(f"open files with {soft} .*: the limit of open files is {soft}, raise it", str(refused))
     host.end(numbers[:5])
@@ -68,7 +69,7 @@ def test_an_episode_that_dies_before_it_reads_what_it_was_asked_takes_no_other_a
     pairs[0][0].sendall(b"asked")
     pairs[0][1].close()
     answer = json.dumps({"text": "fine"}).encode()
-    pairs[1][1].sendall(len(answer).to_bytes(process.LENGTH) + answer)
+    pairs[1][1].sendall(len(answer).to_bytes(channel.LENGTH) + answer)
     try:
         assert episodes._answers([0, 1], 5.0, 1.0) == {0: None, 1: {"text": "fine"}}
     finally:

@@ -41,12 +41,12 @@ ELSEWHERE = {
     "cli/helping": "pages that ship with the package, written by its maintainers",
     "data": "files that the user names",
     "distributed/launching.py": "notes in a temporary folder of its own",
-    "distributed/on_ray.py": "/proc",
     "distributed/saving.py": "a checkpoint that is being written, in a folder that has just been made",
     "samplers/engines": "temporary folders of its own",
     "models": "folders of models",
-    "rewards/processes.py": "/proc",
-    "rewards/worker.py": "/proc",
+    "processes/server.py": "a temporary folder of its own",
+    "processes/tree.py": "the temporary folder of a server",
+    "processes/worker.py": "/proc",
     "environments/worker.py": "/dev/null",
     "processes/sandbox": "the cage of a program",
     "runs/tracking/adapters": "a tracker's own file, in the tracker's own folder",
@@ -62,7 +62,7 @@ LINES = {
     "cli/__init__.py": ("open(os.devnull",),
     "api/threads.py": ("folder.glob(",),
     "insight/charts/pages.py": ("(folder / name)",),  # our own styles
-    "insight/compare/forkserver.py": ("open(os.devnull",),
+    "processes/forkserver.py": ("open(os.devnull",),
     "insight/doctor/damage.py": ("folder.rglob(",),  # stamps alone
     "insight/report/settings.py": ("facts.run.path.iterdir()",),  # names and sizes alone
     "insight/page/bundle/writing.py": ("STATIC",),

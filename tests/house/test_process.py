@@ -58,7 +58,6 @@ CACHES = {
     "system/version.py:source_fingerprint": FILE,
 }
 OBJECTS = {
-    "environments/worker.py:process": "a module of this package, in a process of environments",
     "insight/page/lenses.py:_looks": "a cache of the viewer, by the step object that it holds",
     "insight/page/reader.py:_tables": "a cache of the viewer, by the file and when it was written",
     "insight/page/summaries.py:_summaries": "a cache of the viewer, by the step object that it holds",
@@ -84,7 +83,7 @@ CALLS = {
     "models/torch_globals.py:default_generator.manual_seed": "inside `guarded`",
     "models/torch_globals.py:fork_rng": "this is `guarded`",
     "models/torch_globals.py:set_rng_state": "inside `guarded`",
-    "rewards/worker.py:manual_seed": "a reward function's own process",
+    "processes/worker.py:manual_seed": "a worker's own process",
 }
 """What changes torch for the whole process."""
 

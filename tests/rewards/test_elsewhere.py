@@ -18,14 +18,12 @@ import pytest
 from proximo import train
 from proximo.environments.episode_pool import ActingJob, ProcessHost
 from proximo.processes import failures
-from proximo.processes.remote.places import NoPlace
+from proximo.processes.cluster import Nodes, NoPlace
+from proximo.processes.server import Server, ServerLost, start_here
 from proximo.rewards import PythonFunction
 from proximo.rewards.grading import Grading
 from proximo.rl.reward_config import RewardMix, WeightedRule
-from proximo.samplers.engines.engine import EngineLost
 from proximo.samplers.engines.options import Workers
-from proximo.samplers.engines.servers.server import Server, start_here
-from proximo.samplers.engines.servers.worker_nodes import Nodes
 from proximo.types import Completion, Problem
 from tests.api.settings import small
 from tests.ray_clusters import run_cases
@@ -81,7 +79,7 @@ class Machine:
 
     def __call__(self, command, environment, deadline):
         if not self.room:
-            raise EngineLost("no node is free")
+            raise ServerLost("no node is free")
         self.room -= 1
         server, address = start_here(command, environment | {"SEEN": str(self.seen)}, deadline)
         assert isinstance(server, Server)

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from proximo.processes.pool import Threads
 from proximo.rewards import GivenFunction, PythonFunction
 from proximo.rewards.scoring import begin_scores, scores_of
-from proximo.rewards.workers import Threads
 from proximo.types import Completion, Problem
 from tests import ROOT
 

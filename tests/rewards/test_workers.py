@@ -15,10 +15,10 @@ import pytest
 import torch
 
 from proximo.processes import failures
+from proximo.processes.child import KEPT_OUTPUT, Output
 from proximo.processes.failures import Failure, Failures, Tally, plain
 from proximo.rewards import ExactMatch, FormatReward, MathVerify, PythonFunction, workers
 from proximo.rewards.grading import grading as current_grading
-from proximo.rewards.processes import KEPT_OUTPUT, Output
 from proximo.types import Completion, Problem
 from tests import ROOT
 from tests.waiting import SOON, is_running, wait_until

@@ -28,9 +28,9 @@ from torch import Tensor
 from proximo.models import load_model, load_tokenizer
 from proximo.models.routing import router_layers
 from proximo.samplers.engines import embedded
+from proximo.samplers.engines.command import RETURN_ROUTES
 from proximo.samplers.engines.embedded import EmbeddedEngine
 from proximo.samplers.engines.engine import Draw
-from proximo.samplers.engines.servers.command import RETURN_ROUTES
 from proximo.samplers.sampler import SamplingOptions
 
 PLANTED = "FAULTS_PLANTED"

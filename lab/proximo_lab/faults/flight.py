@@ -24,11 +24,11 @@ import pyarrow.parquet as parquet
 from proximo.algorithms import GRPO
 from proximo.learner.ranks import Ranks
 from proximo.losses import TokenTruncated
+from proximo.processes.server import free_port
 from proximo.rl.config import AheadOptions, EvaluationOptions
 from proximo.runs.checkpoints import CHECKPOINTS, newest_valid
 from proximo.runs.options import CheckpointOptions
 from proximo.samplers.engines.options import Fleet
-from proximo.samplers.engines.servers.server import free_port
 from proximo.samplers.sampler import SamplingOptions
 from proximo_lab.faults.cases import Findings
 from proximo_lab.faults.engine_server import ASKS_FOR_ONE, FORKS, PACE, PLANTED, install, serve_forks

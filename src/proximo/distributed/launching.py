@@ -6,7 +6,6 @@ Several machines: start `proximo train run.toml` with torchrun or SLURM on each 
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -15,6 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NoReturn, Protocol
+
+from proximo.processes.server import free_port
 
 RESTARTS = 3
 """Times that a group which failed is started again; each time the run resumes from its newest checkpoint."""
@@ -133,14 +134,11 @@ def leave_for_smaller(plan: dict[str, int]) -> NoReturn:
 
 def start_here(command: Sequence[str], ranks: int, more: dict[str, str], output: int | None) -> Processes:
     """A group with a meeting place of its own: what is left of an earlier one is not in its way."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     shared = {
         "WORLD_SIZE": str(ranks),
         "LOCAL_WORLD_SIZE": str(ranks),
         "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
+        "MASTER_PORT": str(free_port("127.0.0.1")),
     }
     shared |= {LAUNCHER: str(os.getpid()), **more}
     shared["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS", "1")

@@ -5,16 +5,15 @@ each other as they do under torchrun, and no data passes through Ray."""
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import Any
 
 from proximo.distributed.launching import LAUNCHER, NOTES, Processes, Start
 from proximo.learner.ranks import Ranks
-from proximo.samplers.engines.servers.nodes import asked, connect, own_place
-from proximo.samplers.engines.servers.server import KEEPER
+from proximo.processes import tree
+from proximo.processes.cluster import asked, connect, own_place
+from proximo.processes.server import KEEPER
 
 PLACED = 600.0
 """Seconds until a cluster that has no place for all ranks, or does not start them, is given up."""
@@ -31,7 +30,7 @@ class RankProcess:
     def start(self, command: Sequence[str], environment: dict[str, str], output: int | None, folder: str) -> None:
         """`folder`: where the launcher was started, since a command names files from there."""
         self._keeper = subprocess.Popen(
-            [sys.executable, str(KEEPER), *command],
+            [*KEEPER, *command],
             stdin=subprocess.PIPE,
             stdout=output,
             stderr=output,
@@ -46,14 +45,8 @@ class RankProcess:
         return status if status is None or status < 256 - signal.NSIG else status - 256
 
     def signal(self, number: int) -> None:
-        """To the rank itself, which the keeper's only child keeps."""
-        os.kill(_child(_child(self._keeper.pid)), number)
-
-
-def _child(pid: int) -> int:
-    """The only child of a process."""
-    [child] = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return int(child)
+        """Send it to the rank itself."""
+        tree.signal_kept(self._keeper.pid, number)
 
 
 class RayRank:

@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 import random
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,12 +13,14 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from proximo.environments.instance import Instance, allowed
+from proximo.processes.child import NotLoaded, Places, Process, located
 from proximo.processes.failures import Failure, GraderFailed, plain
-from proximo.processes.remote.places import Places
-from proximo.rewards.calling import described, finished
-from proximo.rewards.processes import NotLoaded, Process, located
-from proximo.rewards.workers import Threads
+from proximo.processes.pool import Slot, Threads
+from proximo.processes.tree import cores
+from proximo.processes.worker import described
+from proximo.rewards.calling import finished
 
+SCRIPT = Path(__file__).with_name("worker.py")
 SLACK = 30.0
 """Seconds that a process has, besides the limit of a call, to fork, answer and kill."""
 Message = Mapping[str, Any]
@@ -113,11 +114,9 @@ class ProcessHost:
     def __init__(self, job: ActingJob, rounds: Callable[[], int] = lambda: 1, places: Places | None = None) -> None:
         """`rounds`: how many are played at the same time and share the cores. `places`: where the process may run;
         None: on this machine."""
-        self._job, self._rounds, self._places = job, rounds, places
-        self._process: _ActingProcess | None = None
+        self._job, self._rounds = job, rounds
+        self._slot = Slot(SCRIPT, job, places)
         self._numbers = count()
-        self._lock = threading.Lock()
-        self._is_closed = False
 
     def start(self, groups: Sequence[int], messages: Sequence[Message]) -> list[tuple[list[int], list[Answer]]]:
         numbers = [[next(self._numbers) for _ in range(size)] for size in groups]
@@ -129,60 +128,40 @@ class ProcessHost:
         return self._exchange(asks=asks, count=len(asks)) if asks else []
 
     def end(self, numbers: Sequence[int]) -> None:
-        if self._process is not None and self._process.is_alive:
+        if self._slot.is_filled:
             self._exchange(ends=numbers, count=0)
 
     def close(self) -> None:
-        self._is_closed = True
-        if self._process is not None:
-            if self._lock.acquire(blocking=False):
-                try:
-                    self._process.kill()
-                finally:
-                    self._lock.release()
-            else:  # another thread waits for an answer
-                self._process.strike()
+        self._slot.close()
 
     def _exchange(
         self, *, count: int, starts: Sequence[Any] = (), asks: Sequence[Any] = (), ends: Sequence[int] = ()
     ) -> list[Answer]:
-        with self._lock:
-            if self._is_closed:
+        with self._slot:
+            try:
+                process = self._slot.worker()
+            except NotLoaded as error:
+                raise GraderFailed(f"environment.path is {self._job.path!r}: {error}") from None
+            if process is None:
                 return [Failure("died", "the run has ended")] * count
-            if self._process is None or not self._process.is_alive:
-                try:
-                    self._process = _ActingProcess.started(self._job, self._places)
-                except NotLoaded as error:
-                    raise GraderFailed(f"environment.path is {self._job.path!r}: {error}") from None
-            place = self._process.place
-            own = cores() / self._rounds() if place is None else place.cores
-            request = {"starts": starts, "asks": asks, "ends": ends, "seconds": self._job.seconds, "cores": own}
-            found = self._process.exchange(request, count, self._job)
-        if isinstance(found, Failure):
-            return [found] * count
+            share = cores() / self._rounds() if process.place is None else process.place.cores
+            request = {"starts": starts, "asks": asks, "ends": ends, "seconds": self._job.seconds, "cores": share}
+            answers = _asked(process, request, count, self._job)
+        if isinstance(answers, Failure):
+            return [answers] * count
         late = Failure("time", f"no answer within {self._job.seconds:g} s, or its process died; it was killed")
-        return [late if each is None else checked(each) for each in found]
+        return [late if each is None else checked(each) for each in answers]
 
 
-class _ActingProcess(Process):
-    """The process that has loaded an environment."""
-
-    script = Path(__file__).with_name("worker.py")
-
-    def exchange(self, request: Message, count: int, job: ActingJob) -> list[Any] | Failure:
-        """Answers to a request of `count` episodes; one failure where the process itself has failed."""
-        most = count * (6 * job.max_characters + 4096) // 64  # a character may be six bytes of JSON
-        seconds = allowed(job.seconds, count, request["cores"])
-        answer = self.ask(json.dumps(request, default=str), most, 0, seconds + SLACK)
-        if isinstance(answer, Failure):
-            return answer
-        answers = answer.get("answers")
-        return answers if isinstance(answers, list) else Failure("junk", "its process answered no list", fatal=True)
-
-
-def cores() -> int:
-    """Those that this process and its children may use."""
-    return len(os.sched_getaffinity(0))
+def _asked(process: Process, request: Message, count: int, job: ActingJob) -> list[Any] | Failure:
+    """Answers to a request of `count` episodes; one failure where the process itself has failed."""
+    characters = count * (6 * job.max_characters + 4096) // 64  # a character may be six bytes of JSON
+    seconds = allowed(job.seconds, count, request["cores"])
+    answer = process.ask(json.dumps(request, default=str), characters, 0, seconds + SLACK)
+    if isinstance(answer, Failure):
+        return answer
+    answers = answer.get("answers")
+    return answers if isinstance(answers, list) else Failure("junk", "its process answered no list", fatal=True)
 
 
 class LocalHost:

@@ -13,7 +13,7 @@ from proximo.environments.protocol import Ask, Question
 from proximo.environments.rollout import Game
 from proximo.environments.tool_calls import HERMES, call_format, schema_of, with_tools
 from proximo.models.model_types import PreTrainedTokenizerBase
-from proximo.processes.remote.places import Places
+from proximo.processes.child import Places
 from proximo.rewards.function import check_range
 from proximo.rewards.grading import grading
 from proximo.rewards.judges.usage import Usage

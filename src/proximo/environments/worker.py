@@ -9,8 +9,6 @@ Siblings start alike because random numbers are seeded alike.
 import asyncio
 import contextlib
 import errno
-import importlib.util
-import json
 import os
 import resource
 import select
@@ -22,42 +20,30 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parents[2]))  # a script that is started in isolation finds no package
+from proximo.processes import channel, tree, worker
 
-def _rewards() -> Any:
-    """rewards/worker.py, by its file: importing the package would take seconds."""
-    path = Path(__file__).parents[1] / "rewards" / "worker.py"
-    spec = importlib.util.spec_from_file_location("proximo_rewards_worker", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-process = _rewards()
 MAX_ANSWER = 4 * 2**20
 """Bytes of an episode's answer; its text is cut to far less before it is sent."""
 
 
 def serve(requests: int, answers: int) -> None:
     """Load what the first message names, then do what each of the others asks."""
-    job = process.receive(requests)
+    job = channel.receive(requests)
     if job is None:
         return
-    sys.path[:] = job["path"]
-    sys.argv[:] = [""]
-    process.limit_memory(job["memory"])
-    _raise_open_files()
+    worker.begin(job)
+    worker.raise_open_files()  # each episode has a socket here
     try:
         found = _load(job)
     except BaseException as error:  # a user's module may raise anything while it is imported
-        process.send(answers, {"refused": process.calling.described(error)})
+        channel.send(answers, {"refused": worker.described(error)})
         return
-    process.send(answers, {"ready": True})
+    channel.send(answers, {"ready": True})
     episodes = Episodes(*found, job["max_characters"], (requests, answers))
-    while (request := process.receive(requests)) is not None:
-        process.send(answers, {"id": request["id"], "answers": episodes.do(request["arguments"])})
+    while (request := channel.receive(requests)) is not None:
+        channel.send(answers, {"id": request["id"], "answers": episodes.do(request["arguments"])})
 
 
 def _load(job: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
@@ -65,9 +51,9 @@ def _load(job: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
     modules: dict[str, Any] = {}
 
     def named(place: str, name: str) -> Any:
-        module = modules[place] = modules.get(place) or process.load(place)
+        module = modules[place] = modules.get(place) or worker.load(place)
         if not callable(found := vars(module).get(name)):
-            raise ValueError(f"{place} has no class or function {name}; it has {', '.join(process.functions(module))}")
+            raise ValueError(f"{place} has no class or function {name}; it has {', '.join(worker.functions(module))}")
         return found
 
     tools = {name: named(place, name) for place, name in job["tools"]}
@@ -104,7 +90,7 @@ class Episodes:
         for number, message in request["asks"]:
             asked.append(number)
             with contextlib.suppress(OSError, KeyError):  # it has died: it gives no answer
-                self._sockets[number].sendall(process.encoded(message))
+                self._sockets[number].sendall(channel.encoded(message))
         found = self._answers(asked, request["seconds"], request["cores"]) | refused
         for number in asked:
             if found[number] is None:
@@ -151,49 +137,48 @@ class Episodes:
             instance.append(Instance(self._make, self._tools, finish, self._most))
             return instance[0].answer(message)
 
-        own.sendall(process.encoded(process.guarded(reset, message["seed"])))
-        while (asked := process.receive(own.fileno())) is not None:
-            own.sendall(process.encoded(process.guarded(lambda: instance[0].answer(asked), asked["seed"])))
+        own.sendall(channel.encoded(worker.guarded(reset, message["seed"])))
+        while (asked := channel.receive(own.fileno())) is not None:
+            own.sendall(channel.encoded(worker.guarded(lambda: instance[0].answer(asked), asked["seed"])))
 
     def _answers(self, numbers: Sequence[int], seconds: float, cores: float) -> dict[int, Any]:
         """The next message of each; None of those that died, or that have not answered in time."""
         from proximo.environments.instance import allowed
 
         deadline = time.monotonic() + allowed(seconds, len(numbers), cores)
-        found: dict[int, Any] = dict.fromkeys(numbers)
-        received = {
-            self._sockets[number].fileno(): (number, bytearray()) for number in numbers if number in self._sockets
+        answers: dict[int, Any] = dict.fromkeys(numbers)
+        arriving = {
+            self._sockets[number].fileno(): (number, channel.Incoming(MAX_ANSWER))
+            for number in numbers
+            if number in self._sockets
         }
         poll = select.poll()
-        for descriptor in received:
+        for descriptor in arriving:
             poll.register(descriptor, select.POLLIN)
-        while received and (left := deadline - time.monotonic()) > 0:
+        while arriving and (left := deadline - time.monotonic()) > 0:
             for descriptor, _ in poll.poll(left * 1000):
-                number, data = received[descriptor]
-                part = _read(descriptor)
-                data += part
-                size = int.from_bytes(data[: process.LENGTH]) if len(data) >= process.LENGTH else 0
-                whole = bool(size) and len(data) >= process.LENGTH + size
-                if whole:
-                    found[number] = _parsed(bytes(data[process.LENGTH :]))
-                elif size > MAX_ANSWER:
-                    found[number] = {"failed": "junk", "message": f"it answered {size} bytes"}
-                if whole or not part or size > MAX_ANSWER:
+                number, answer = arriving[descriptor]
+                answer.add(part := _read(descriptor))
+                is_whole = bool(answer.size) and answer.is_whole
+                if is_whole:
+                    parsed = answer.parsed()
+                    answers[number] = _junk("it answered no JSON object") if parsed is None else parsed
+                elif answer.is_too_large:
+                    answers[number] = _junk(f"it answered {answer.size} bytes")
+                if is_whole or not part or answer.is_too_large:
                     poll.unregister(descriptor)
-                    del received[descriptor]
+                    del arriving[descriptor]
                     # So that one that hangs is waited for only as long as it alone may take.
-                    deadline = min(deadline, time.monotonic() + allowed(seconds, len(received), cores))
-        return found
+                    deadline = min(deadline, time.monotonic() + allowed(seconds, len(arriving), cores))
+        return answers
 
     def _end(self, number: int) -> None:
         held, pid = self._sockets.pop(number, None), self._pids.pop(number, None)
         if held is not None:
             held.close()
         if pid is not None:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(pid, signal.SIGKILL)
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGKILL)
+            tree.send_group(pid, signal.SIGKILL)
+            tree.send(pid, signal.SIGKILL)
         with contextlib.suppress(ChildProcessError):
             while os.waitpid(-1, os.WNOHANG) != (0, 0):
                 pass
@@ -207,13 +192,6 @@ def _silence() -> None:
     os.close(nowhere)
 
 
-def _raise_open_files() -> None:
-    """Each episode has a socket here: their number may be the highest that the system lets this process choose."""
-    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    with contextlib.suppress(OSError, ValueError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-
-
 def _read(descriptor: int) -> bytes:
     """What an episode has sent; nothing of one that has died, also where it died before it read what it was asked."""
     try:
@@ -222,13 +200,9 @@ def _read(descriptor: int) -> bytes:
         return b""
 
 
-def _parsed(body: bytes) -> dict[str, Any]:
-    """An answer of a process that ran foreign code."""
-    with contextlib.suppress(ValueError, RecursionError):
-        if isinstance(found := json.loads(body), dict):
-            return found
-    return {"failed": "junk", "message": "it answered no JSON object"}
+def _junk(message: str) -> dict[str, Any]:
+    return {"failed": "junk", "message": message}
 
 
 if __name__ == "__main__":
-    process.main(*map(int, sys.argv[1:5]), serve=serve)
+    worker.main(sys.argv[1:5], serve)

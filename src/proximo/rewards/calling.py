@@ -1,6 +1,6 @@
 """How a reward function is called: as TRL, verl or verifiers calls it, known by its parameters.
 
-Runs inside a worker too, and imports nothing of Proximo.
+Runs inside a worker too, which loads it by its file: it imports nothing heavy.
 """
 
 import dis
@@ -9,13 +9,13 @@ import itertools
 import os
 import re
 import threading
-import traceback
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from types import CodeType
 from typing import TYPE_CHECKING, Any
+
+from proximo.processes.worker import Junk
 
 if TYPE_CHECKING:  # half of what a worker imports, and only `async def` needs it
     import asyncio
@@ -38,10 +38,6 @@ _MARKS = {
 }
 """Parameters that only one of them has."""
 _OF_VERIFIERS = ("prompt", "completion", "answer", "state", "info", "task")
-
-
-class Junk(Exception):
-    """What came back are not scores."""
 
 
 @dataclass(frozen=True)
@@ -349,16 +345,6 @@ def to_number(score: Any) -> float | str | None:
         return float(score)
     except BaseException:  # whatever it was, it is no number
         return short(score)
-
-
-def described(error: BaseException) -> str:
-    try:
-        text = f"{type(error).__name__}: {error}"
-    except BaseException:  # its own __str__ may be what is broken
-        text = type(error).__name__
-    frames = traceback.extract_tb(error.__traceback__)
-    place = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if len(frames) > 1 else ""
-    return text[:500] + place
 
 
 def short(value: Any) -> str:

@@ -8,10 +8,9 @@ from typing import Any
 
 from proximo.config.plugins import place_of
 from proximo.rewards.grading import grading
-from proximo.rewards.processes import Job
 from proximo.rewards.protocol import Waiting
 from proximo.rewards.scoring import Answer, ask, groups, noted
-from proximo.rewards.workers import Crew, check_at_once, check_seconds
+from proximo.rewards.workers import Crew, Job, check_at_once, check_seconds
 from proximo.types import Completion, Problem
 
 

@@ -13,11 +13,11 @@ from pathlib import Path
 from threading import Lock
 from typing import Protocol, TypeVar, cast
 
+from proximo.processes.child import Places
 from proximo.processes.failures import Failure, Tally
-from proximo.processes.remote.places import Places
+from proximo.processes.pool import Threads
 from proximo.rewards.judges.usage import Usage
-from proximo.rewards.processes import Job
-from proximo.rewards.workers import Crew, Threads
+from proximo.rewards.workers import Crew, Job
 
 
 class Closes(Protocol):

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from proximo.rewards.grading import grading
-from proximo.rewards.processes import Job
 from proximo.rewards.scoring import score, score_or_pass
 from proximo.rewards.text import ExactMatch
-from proximo.rewards.workers import check_seconds
+from proximo.rewards.workers import Job, check_seconds
 from proximo.types import Completion, Problem
 
 MEMORY_MB = 2048

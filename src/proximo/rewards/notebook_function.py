@@ -9,7 +9,8 @@ from types import CodeType
 from typing import Any
 
 from proximo.processes.failures import Failure, Found, GraderFailed, checked, plain
-from proximo.rewards.calling import Adapted, Junk, adapted, described, is_async, to_number
+from proximo.processes.worker import Junk, described
+from proximo.rewards.calling import Adapted, adapted, is_async, to_number
 from proximo.rewards.function import check_range, columns_of
 from proximo.rewards.grading import Grading, grading
 from proximo.rewards.protocol import Waiting

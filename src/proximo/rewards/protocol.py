@@ -1,13 +1,11 @@
 """What a task and a run ask of a reward."""
 
-from collections.abc import Callable, Sequence
-from typing import Protocol, TypeVar, runtime_checkable
+from collections.abc import Sequence
+from typing import Protocol, runtime_checkable
 
+from proximo.processes.pool import Waiting
 from proximo.types import Completion, Problem
 
-Result = TypeVar("Result")
-Waiting = Callable[[], Result]
-"""Work that was begun: calling it waits for the result, or raises what the work raised."""
 Scores = Sequence[float | None]
 
 

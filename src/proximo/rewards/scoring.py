@@ -7,11 +7,11 @@ from itertools import groupby
 from typing import Any, Protocol
 
 from proximo.processes.failures import Failure, Found, GraderFailed, checked, plain
-from proximo.rewards.calling import Junk, described, listed, to_number
+from proximo.processes.worker import Junk, described
+from proximo.rewards.calling import listed, to_number
 from proximo.rewards.grading import grading, note_failure
-from proximo.rewards.processes import Job
 from proximo.rewards.protocol import Begins, Grader, Scores, Waiting
-from proximo.rewards.workers import Columns
+from proximo.rewards.workers import Columns, Job
 from proximo.types import Completion, Problem
 
 MAX_DEATHS = 4

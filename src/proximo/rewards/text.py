@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
 
-from proximo.rewards.processes import Job
 from proximo.rewards.scoring import groups, score
-from proximo.rewards.workers import check_seconds
+from proximo.rewards.workers import Job, check_seconds
 from proximo.types import Completion, Problem
 
 MEMORY_MB = 512

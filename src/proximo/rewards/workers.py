@@ -9,21 +9,19 @@ whatever they do, and what a lost node was asked is asked elsewhere.
 
 import hashlib
 import json
-import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
-from contextvars import copy_context
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
+from proximo.processes.child import NODE_LOST, TRIES, NotLoaded, Places, Process, located
 from proximo.processes.failures import Failure, Found, GraderFailed, checked, plain
-from proximo.processes.remote.places import Places
-from proximo.rewards.processes import NODE_LOST, TRIES, Job, NotLoaded, Process
-from proximo.rewards.protocol import Result, Waiting
+from proximo.processes.pool import Result, Slot, Threads, Waiting
 
+SCRIPT = Path(__file__).with_name("worker.py")
 LONGEST = 86_400.0
 """Seconds of a call."""
 RECYCLE_CALLS = 5000
@@ -40,66 +38,21 @@ Columns = Mapping[str, Sequence[Any]]
 """Arguments of a call by name, each with one entry for each completion."""
 
 
-class Threads:
-    """Daemon threads that do queued work: at most `most`, started when work would wait and `may_grow` allows it, which
-    is told how many there are.
+@dataclass(frozen=True)
+class Job:
+    """A function, and what a call of it may take."""
 
-    Daemons: a call that never returns must not keep an interrupted program alive.
-    """
+    path: str
+    """package.module:function, or path/to/file.py:function."""
+    seconds: float
+    memory_mb: int
+    is_users: bool = False
+    """Whether it is a user's function, called as its parameters say; ours take their arguments as they are."""
 
-    def __init__(self, most: int, may_grow: Callable[[int], bool] = lambda count: True) -> None:
-        self._most, self._may_grow = most, may_grow
-        self._queue: deque[tuple[Future[Any], Callable[[], None]]] = deque()
-        self._count = self._idle = 0
-        self._is_closed = False
-        self._changed = threading.Condition()
-
-    def begin(self, work: Waiting[Result]) -> Waiting[Result]:
-        """Queue the work, which runs in a copy of this thread's context."""
-        future: Future[Result] = Future()
-        context = copy_context()
-
-        def done() -> None:
-            try:
-                future.set_result(context.run(work))
-            except BaseException as error:  # raised again where the result is asked for
-                future.set_exception(error)
-
-        with self._changed:
-            self._queue.append((future, done))
-            self._grow()
-            self._changed.notify()
-        return future.result
-
-    def close(self) -> None:
-        """Drop what no thread has begun, and let the threads end. Whoever waits for it gets a CancelledError."""
-        with self._changed:
-            self._is_closed = True
-            while self._queue:
-                self._queue.pop()[0].cancel()
-            self._changed.notify_all()
-
-    def _grow(self) -> None:
-        while (
-            len(self._queue) > self._idle
-            and self._count < self._most
-            and (not self._count or self._may_grow(self._count))
-        ):
-            self._count, self._idle = self._count + 1, self._idle + 1
-            threading.Thread(target=self._work, name="reward", daemon=True).start()
-
-    def _work(self) -> None:
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._queue or self._is_closed)
-                if not self._queue:
-                    return
-                self._idle -= 1
-                _, work = self._queue.popleft()
-            work()
-            with self._changed:
-                self._idle += 1
-                self._grow()
+    def message(self) -> dict[str, Any]:
+        """What the process is told to load."""
+        place, name = located(self.path)
+        return {"place": place, "name": name, "user": self.is_users}
 
 
 class Crew:
@@ -159,10 +112,10 @@ class Crew:
 
 
 class Worker:
-    """A function's process, made when it is first needed and made anew when it has died."""
+    """A function's process, and what its calls have taken."""
 
     def __init__(self, job: Job, places: Places | None = None) -> None:
-        self.job, self._places = job, places
+        self.job = job
         self.form = ""
         """How a user's function is called, in words; empty before the first call."""
         self.calls, self.seconds, self.computed = 0, 0.0, 0.0
@@ -171,11 +124,10 @@ class Worker:
         """Seconds that the last calls waited."""
         self.start_seconds, self.memory = 0.0, 0
         """Of the last start, and bytes in use after the last call."""
+        self._slot = Slot(SCRIPT, job, places)
         self._process: Process | None = None
-        self._was_loaded = self._is_closed = False
+        """The process of the last call."""
         self._calls = self._first_memory = 0
-        self._owner = os.getpid()
-        self._lock = threading.Lock()
 
     def call(self, columns: Columns, constants: Mapping[str, Any]) -> list[Found] | Failure:
         """A score or a failure for each completion, or one failure of the whole call."""
@@ -183,16 +135,18 @@ class Worker:
         arguments = _encoded({name: list(column) for name, column in columns.items()} | dict(constants))
         # Random numbers follow what is asked, not when or after what.
         seed = int.from_bytes(hashlib.sha256(arguments.encode()).digest()[:6])
-        with self._lock:
-            answer, said = self._ask(arguments, count, seed)
+        with self._slot:
+            answer, printed = self._ask(arguments, count, seed)
             if isinstance(answer, Failure):
-                self._process = None
-                return _with_output(answer, said)
+                return _with_output(answer, printed)
             result = _read(answer, count)
             if isinstance(result, Failure):
-                result = _with_output(result, said)
+                result = _with_output(result, printed)
             self._recycle(answer, result)
             return result
+
+    def close(self) -> None:
+        self._slot.close()
 
     def _ask(self, arguments: str, count: int, seed: int, tries: int = TRIES) -> tuple[dict[str, Any] | Failure, str]:
         """Its answer, and what it printed; of another node where one is lost."""
@@ -207,32 +161,20 @@ class Worker:
             return self._ask(arguments, count, seed, tries - 1)
         return answer, process.printed
 
-    def close(self) -> None:
-        """Kill it, also in the middle of another thread's call. A process that was forked off leaves it alone."""
-        self._is_closed = True
-        process = self._process
-        if process is None or self._owner != os.getpid():
-            return
-        if self._lock.acquire(blocking=False):
-            process.kill()
-        else:  # the other thread reads its end, and tidies up where it still can
-            process.strike()
-
     def _ready(self) -> Process | Failure:
-        if self._is_closed:
+        start = time.monotonic()
+        try:
+            process = self._slot.worker()
+        except NotLoaded as error:
+            if self._process is not None:
+                return Failure("start", f"its process could not be started again: {error}", fatal=True)
+            raise GraderFailed(f"reward.path is {self.job.path!r}: {error}") from None
+        if process is None:
             return Failure("died", "the run has ended")
-        if self._process is None or not self._process.is_alive:  # a stop request in the middle of a call killed it
-            self._process, start = None, time.monotonic()
-            try:
-                self._process = Process.started(self.job, self._places)
-            except NotLoaded as error:
-                if self._was_loaded:
-                    return Failure("start", f"its process could not be started again: {error}", fatal=True)
-                raise GraderFailed(f"reward.path is {self.job.path!r}: {error}") from None
-            self._was_loaded, self._calls, self._first_memory = True, 0, 0
-            self.start_seconds = time.monotonic() - start
-            self.form = self._process.form
-        return self._process
+        if process is not self._process:
+            self._process, self._calls, self._first_memory = process, 0, 0
+            self.start_seconds, self.form = time.monotonic() - start, process.form
+        return process
 
     def _measure(self, answer: Mapping[str, Any], seconds: float) -> None:
         computed = answer.get("computed")
@@ -243,7 +185,6 @@ class Worker:
 
     def _recycle(self, answer: Mapping[str, Any], result: list[Found] | Failure) -> None:
         """Replace a worker that is growing, out of memory, was told to exit or has closed its output."""
-        assert self._process is not None
         self._calls += 1
         memory, children = _whole(answer.get("memory")), _whole(answer.get("children"))
         self._first_memory = self._first_memory or memory
@@ -251,8 +192,7 @@ class Worker:
         grew = memory - self._first_memory > room / 2
         broke = answer.get("closed") is True or (isinstance(result, Failure) and result.fatal)
         if broke or grew or children > MAX_CHILDREN or self._calls >= RECYCLE_CALLS:
-            self._process.kill()
-            self._process = None
+            self._slot.replace()
 
 
 def check_seconds(seconds: float) -> None:

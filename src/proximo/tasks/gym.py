@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from proximo.data import stable_hash
-from proximo.rewards.processes import Job
 from proximo.rewards.scoring import groups, score
+from proximo.rewards.workers import Job
 from proximo.tasks.protocol import Split
 from proximo.types import Completion, Grade, Problem
 

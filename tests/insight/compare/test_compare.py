@@ -29,13 +29,13 @@ from proximo.insight.compare.page.verdicts import verdict_lines
 from proximo.insight.compare.page.writing import html, markdown, sections
 from proximo.insight.compare.paired import answer_difference, seed_difference
 from proximo.insight.compare.runs import gathered
-from proximo.insight.compare.starting import Starter
 from proximo.insight.compare.worker import train_one
 from proximo.insight.folder import RunFolder
 from proximo.insight.report.facts import gather
 from proximo.losses import Clip, KeepAll, SequenceMean
 from proximo.losses.intervals import T95
 from proximo.models import tiny_model, tiny_tokenizer
+from proximo.processes.forkserver import Starter
 from proximo.recipes.presets import FIVE, ablated, with_algorithm
 from proximo.rl import run as training_run
 from proximo.rl.config import EvaluationOptions, RunConfig, TrainingOptions

@@ -10,8 +10,8 @@ import os
 import sys
 from pathlib import Path
 
+from proximo.processes import cluster as placing
 from proximo.samplers.engines.options import Fleet
-from proximo.samplers.engines.servers import on_ray
 from proximo.samplers.sampler import SamplingOptions
 from proximo.types import Request
 from proximo_lab.faults.engine_server import PLANTED, install
@@ -22,7 +22,7 @@ from tests.waiting import is_running, wait_until
 OPTIONS = SamplingOptions(max_tokens=4)
 
 
-class Telling(on_ray.ServerOnNode):
+class Telling(placing.ServerOnNode):
     """Tells on which node it is."""
 
     def start(self, command, environment) -> None:
@@ -42,7 +42,7 @@ def main(folder: Path) -> None:
     sys.path.insert(0, str(servers))  # a fleet looks for vLLM in this Python first
     from ray.cluster_utils import Cluster
 
-    on_ray.ServerOnNode = Telling
+    placing.ServerOnNode = Telling
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
     nodes = [cluster.add_node(num_cpus=1) for _ in range(3)]
     cluster.wait_for_nodes()

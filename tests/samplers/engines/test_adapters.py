@@ -6,13 +6,13 @@ import pytest
 import torch
 
 from proximo.models.adapters.lora import Lora, add_lora, merged_weights
+from proximo.samplers.engines.adapters import AdapterFolder, base_weights, pushed_rank
 from proximo.samplers.engines.building import build_fleet
+from proximo.samplers.engines.command import server_arguments
 from proximo.samplers.engines.embedded import EmbeddedEngine
 from proximo.samplers.engines.engine import Draw, EngineLost
 from proximo.samplers.engines.options import Fleet
 from proximo.samplers.engines.probe import Probe
-from proximo.samplers.engines.servers.adapters import AdapterFolder, base_weights, pushed_rank
-from proximo.samplers.engines.servers.command import server_arguments
 from proximo.samplers.engines.sync import Folder
 from proximo.samplers.engines.vllm import VllmEngine
 from proximo.samplers.sampler import SamplingOptions

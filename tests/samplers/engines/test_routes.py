@@ -23,10 +23,10 @@ from proximo.rl.run import Run
 from proximo.rl.train import train
 from proximo.samplers.embedded import Embedded, local_sampler
 from proximo.samplers.engines import building
+from proximo.samplers.engines.command import RETURN_ROUTES, server_arguments
 from proximo.samplers.engines.embedded import EmbeddedEngine
 from proximo.samplers.engines.engine import Draw, EngineLost, Generated, Span
 from proximo.samplers.engines.options import Fleet
-from proximo.samplers.engines.servers.command import RETURN_ROUTES, server_arguments
 from proximo.samplers.engines.vllm import VllmEngine
 from proximo.samplers.sampler import SamplingOptions
 from proximo.tasks.echo import Echo

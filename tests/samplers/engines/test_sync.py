@@ -13,8 +13,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from proximo.processes.server import KEEPER, Server
 from proximo.samplers.engines.buckets import Layout, packed, unpacked
-from proximo.samplers.engines.servers.server import KEEPER, Server
 from proximo.samplers.engines.sync import in_parallel, write_weights
 from proximo.system.locks import FolderLock
 from proximo.system.scratch import Scratch
@@ -74,7 +74,7 @@ time.sleep(600)
 @pytest.mark.parametrize("is_killed", [False, True])
 def test_the_end_of_the_pipe_ends_the_whole_group(is_killed):
     keeper = subprocess.Popen(
-        [sys.executable, str(KEEPER), sys.executable, "-c", FAMILY],
+        [*KEEPER, sys.executable, "-c", FAMILY],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -110,7 +110,7 @@ def test_another_python_finds_the_plugin_and_nothing_else_of_ours(monkeypatch):
 DRIVER = """
 import os, signal, sys
 from pathlib import Path
-from proximo.samplers.engines.servers.server import Server
+from proximo.processes.server import Server
 from proximo.system.scratch import Scratch
 scratch = Scratch("proximo-fleet-")
 (scratch.path / "model").mkdir()

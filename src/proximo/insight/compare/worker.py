@@ -4,7 +4,6 @@ settings that all runs of the comparison share, so that equal runs give equal bi
 python -m proximo.insight.compare.worker CONFIG SEED DIR THREADS ONEDNN ACCEPT_LOST PARENT
 """
 
-import os
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,7 +13,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from proximo.algorithms import explain
 from proximo.config import toml
-from proximo.processes.sandbox.kernel import die_with_parent
+from proximo.processes import tree
 from proximo.rl.config import RunConfig, loads_run
 from proximo.rl.progress import Lines
 from proximo.rl.run import Run
@@ -32,8 +31,7 @@ Work = Callable[[RunConfig, Path, Machine, bool], None]
 def main(arguments: list[str], work: Work | None = None) -> int:
     """`work`: what is done in the place of training by the config."""
     path, seed, folder, threads, onednn, accept_lost, parent = arguments
-    die_with_parent()
-    if os.getppid() != int(parent):  # the parent has already died
+    if not tree.end_with(int(parent)):
         return 1
     disable_progress_bar()
     sys.argv = ["proximo", "train", path, "--seed", seed, "--run", folder]  # the command that the run's record shows

@@ -6,20 +6,22 @@ import signal
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from proximo.insight.compare.comparison_folder import Place
 from proximo.insight.compare.plan import Job
-from proximo.insight.compare.starting import Process, Starter, starter
 from proximo.models import pick_device
+from proximo.processes import tree
+from proximo.processes.forkserver import Process, Starter, starter
 from proximo.rl.config import RunConfig
 from proximo.runs.signals import Stop
 from proximo.system.machine import THREADS, Machine
 from proximo.system.opening import open_file
 
 WORKER = "proximo.insight.compare.worker"
+USED_LATER = ("transformers.models.qwen3.modeling_qwen3", "transformers.models.qwen3_moe.modeling_qwen3_moe")
+"""What a run imports when it loads a model; most of it is the same for other architectures."""
 LOOK_SECONDS = 0.2
 """Seconds between two looks at the processes."""
 GRACE = 30.0
@@ -65,7 +67,7 @@ def run_jobs(
     that run GRACE seconds later save and end.
     """
     left, running, failures = deque(jobs), list[tuple[Job, Process]](), list[Failure]()
-    processes = starter(worker, _on_cpu(job.config for job in jobs))
+    processes = starter(worker, *USED_LATER, on_cpu=_on_cpu(job.config for job in jobs))
     with Stop() as stop:
         try:
             while left or running:
@@ -110,8 +112,7 @@ def _end(processes: Iterable[Process]) -> None:
             process.wait()
     except BaseException:
         for process in processes:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+            tree.send_group(process.pid, signal.SIGKILL)
         raise
 
 

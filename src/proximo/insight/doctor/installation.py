@@ -15,6 +15,7 @@ import torch
 
 from proximo.models.shipped import smollm
 from proximo.processes.sandbox import NoSandbox, Sandbox
+from proximo.processes.tree import cores
 from proximo.system import machine
 
 Standing = Literal["ok", "absent", "problem"]
@@ -155,11 +156,11 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 
 def _processor() -> Part:
-    cores, memory = len(os.sched_getaffinity(0)), os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    number, memory = cores(), os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     found = machine.readings()
     speeds = ", ".join(f"{dtype} {speed:.0f} GFLOP/s" for dtype, speed in found.speeds.items())
     chosen = f"{_threads(found.small)} for small models, {_threads(found.large)} for large ones"
-    return Part("CPU", "ok", f"{cores} cores, {_gigabytes(memory)}; {chosen}; {speeds}, of which float32 is used")
+    return Part("CPU", "ok", f"{number} cores, {_gigabytes(memory)}; {chosen}; {speeds}, of which float32 is used")
 
 
 def _threads(chosen: machine.Machine) -> str:

@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from proximo.processes.failures import Failure, GraderFailed, plain
+from proximo.processes.pool import Threads
 from proximo.rewards.judges.asking import Reply, TooLate, Unreachable, request
 from proximo.rewards.judges.cache import Verdicts, key_of
 from proximo.rewards.judges.usage import Usage
 from proximo.rewards.judges.verdicts import AGAIN, Message, Scale, form, read, schema
 from proximo.rewards.protocol import Waiting
-from proximo.rewards.workers import Threads
 
 REFUSED = (400, 422)
 """The server does not take a field of the request, or its prompt."""

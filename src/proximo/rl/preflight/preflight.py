@@ -107,7 +107,7 @@ def _check_ray(config: RunConfig) -> None:
     wanted = ["ranks"] * (config.ranks is not None and config.ranks.cluster == "ray")
     wanted += ["workers"] * (config.workers is not None)
     if wanted:
-        from proximo.samplers.engines.servers.nodes import need_ray
+        from proximo.processes.cluster import need_ray
 
         need_ray(wanted[0])
 

@@ -14,13 +14,13 @@ from proximo.models.context_length import reach_of
 from proximo.models.model_types import PreTrainedModel, PreTrainedTokenizerBase
 from proximo.models.routing import needed_routers, router_layers
 from proximo.models.stop_tokens import end_tokens
+from proximo.processes.server import Starts, start_here
+from proximo.samplers.engines.adapters import base_weights, pushed_rank
+from proximo.samplers.engines.command import WITH_ADAPTERS, WITH_ROUTES, Command, server_arguments
 from proximo.samplers.engines.embedded import EmbeddedEngine
 from proximo.samplers.engines.engine import Engine
 from proximo.samplers.engines.fleet import FleetSampler
 from proximo.samplers.engines.options import Fleet
-from proximo.samplers.engines.servers.adapters import base_weights, pushed_rank
-from proximo.samplers.engines.servers.command import WITH_ADAPTERS, WITH_ROUTES, Command, server_arguments
-from proximo.samplers.engines.servers.server import Starts, start_here
 from proximo.samplers.engines.sync import Folder, Gloo, Transport, WeightSync, write_weights
 from proximo.samplers.engines.vllm import VllmEngine
 from proximo.samplers.sampler import SampledPolicy
@@ -128,7 +128,7 @@ def _vllm(
 
 
 def _on_ray(options: Fleet) -> Starts:
-    from proximo.samplers.engines.servers.on_ray import OnRay
+    from proximo.processes.cluster import OnRay
 
     return OnRay("sampler", options.address, options.tensor_parallel)
 
@@ -174,7 +174,7 @@ def _places(options: Fleet, policy: SampledPolicy) -> list[dict[str, str]]:
 def make_sync(transport: Transport, scratch: Path, model: PreTrainedModel) -> WeightSync:
     """`scratch` is a folder that engines can read; `model` is the policy's, whose adapter may be pushed."""
     if transport == "adapter":
-        from proximo.samplers.engines.servers.adapters import AdapterFolder
+        from proximo.samplers.engines.adapters import AdapterFolder
 
         return AdapterFolder(scratch, model)
     if transport == "nccl":

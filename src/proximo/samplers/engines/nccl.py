@@ -4,8 +4,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from proximo.processes.server import free_port
 from proximo.samplers.engines.engine import Engine, EngineLost
-from proximo.samplers.engines.servers.server import free_port
 from proximo.samplers.engines.sync import Weights, in_parallel, own_address
 
 

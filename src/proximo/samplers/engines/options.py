@@ -5,7 +5,7 @@ from typing import Literal
 from urllib.parse import urlsplit
 
 from proximo.models.model_types import PreTrainedTokenizerBase
-from proximo.processes.remote.places import Places
+from proximo.processes.child import Places
 from proximo.samplers.sampler import RunSamplers, SampledPolicy
 
 REFUSED = {
@@ -95,7 +95,7 @@ class Fleet:
         """Remarks on servers of `urls` that do not answer yet; ValueError where one cannot be used, or Ray is needed
         and not there."""
         if self.cluster == "ray":
-            from proximo.samplers.engines.servers.nodes import need_ray
+            from proximo.processes.cluster import need_ray
 
             need_ray("sampler")
         if not self.urls:
@@ -153,8 +153,7 @@ class Workers:
 
     def open(self) -> Places:
         """Join the cluster. ValueError where Ray is not installed, or no cluster answers."""
-        from proximo.samplers.engines.servers.on_ray import OnRay
-        from proximo.samplers.engines.servers.worker_nodes import Nodes
+        from proximo.processes.cluster import Nodes, OnRay
 
         return Nodes(OnRay("workers", self.address, gpus=0), self.processes)
 

@@ -19,9 +19,9 @@ import torch
 from numpy.lib import format as npy
 from torch import Tensor
 
+from proximo.processes.server import Running, ServerLost
+from proximo.samplers.engines.command import RETURN_ROUTES, Command
 from proximo.samplers.engines.engine import Draw, EngineLost, Generated, Health, PauseMode, Span
-from proximo.samplers.engines.servers.command import RETURN_ROUTES, Command
-from proximo.samplers.engines.servers.server import Running
 from proximo.samplers.sampler import SamplingOptions
 from proximo.types.tensor_types import Int
 
@@ -79,7 +79,10 @@ class VllmEngine:
     def start(self, deadline: float) -> None:
         until = time.monotonic() + deadline
         if self._command is not None:
-            self._server, self._address = self._command.start(deadline)
+            try:
+                self._server, self._address = self._command.start(deadline)
+            except ServerLost as lost:
+                raise EngineLost(str(lost)) from lost
         while True:
             if self._server is not None and not self._server.is_running:
                 raise EngineLost(f"{self._name} ended while it started: {self._server.last_lines()}")

@@ -11,13 +11,18 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
-from proximo.samplers.engines.servers.keeper import FOLDER
+from proximo.processes import tree
 from proximo.system import version
 
 PACKAGE = Path(version.__file__).parents[1]
-KEEPER = Path(__file__).parent / "keeper.py"
+KEEPER = [sys.executable, "-P", tree.__file__]
+"""What is written before a command, so that it ends with whoever started it."""
 LAST_LINES = 5
 """Lines of the log that an error shows."""
+
+
+class ServerLost(Exception):
+    """A server could not be started, or is gone."""
 
 
 class Running(Protocol):
@@ -38,7 +43,7 @@ Starts = Callable[[Listening, dict[str, str], float], tuple[Running, str]]
 
 
 def start_here(command: Listening, environment: dict[str, str], deadline: float) -> tuple[Running, str]:
-    """On this machine, for this machine alone."""
+    """Start it on this machine, for this machine alone."""
     address, port = "127.0.0.1", free_port("127.0.0.1")
     return Server(command(address, port), environment), f"{address}:{port}"
 
@@ -57,11 +62,11 @@ class Server:
         paths = [str(_plugin_folder(self._folder)), *filter(None, [os.environ.get("PYTHONPATH")])]
         with self.log.open("wb") as log:
             self._keeper = subprocess.Popen(
-                [sys.executable, str(KEEPER), *command],
+                [*KEEPER, *command],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env=os.environ | {"PYTHONPATH": os.pathsep.join(paths), FOLDER: str(self._folder)} | environment,
+                env=os.environ | {"PYTHONPATH": os.pathsep.join(paths), tree.FOLDER: str(self._folder)} | environment,
                 start_new_session=True,  # a Ctrl-C is for the run, which ends its servers itself
             )
 

@@ -1,6 +1,8 @@
-"""A worker process seen from the trainer: started, asked under a time limit, killed with all that it started."""
+"""A worker seen from the trainer: started here or on a node of a cluster, asked under a time limit, and killed with all
+that it started."""
 
 import contextlib
+import fcntl
 import json
 import os
 import secrets
@@ -8,18 +10,16 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, Self
 
+from proximo.processes import channel, remote, tree
 from proximo.processes.failures import Failure, plain
-from proximo.processes.remote.frames import LOST
-from proximo.processes.remote.places import Place, Places, command_of
-from proximo.processes.remote.program import Program
-from proximo.rewards.worker import LENGTH
 
 START_SECONDS = 120.0
 """For Python to start and the function's module to be imported."""
@@ -39,30 +39,15 @@ NODE_LOST = "node lost"
 """Kind of the failure of a worker whose node is gone: what was asked can be asked again elsewhere."""
 
 
-@dataclass(frozen=True)
-class Job:
-    """A function, and what a call of it may take."""
-
-    path: str
-    """package.module:function, or path/to/file.py:function."""
-    seconds: float
-    memory_mb: int
-    is_users: bool = False
-    """Whether it is a user's function, called as its parameters say; ours take their arguments as they are."""
-
-    def message(self) -> dict[str, Any]:
-        """What the process is told to load."""
-        place, name = located(self.path)
-        return {"place": place, "name": name, "user": self.is_users}
-
-
 class Loads(Protocol):
-    """What a process is for."""
+    """What a worker is for."""
 
     @property
     def memory_mb(self) -> int: ...
 
-    def message(self) -> dict[str, Any]: ...
+    def message(self) -> dict[str, Any]:
+        """What the worker is told to load."""
+        ...
 
 
 def located(path: str) -> tuple[str, str]:
@@ -71,21 +56,109 @@ def located(path: str) -> tuple[str, str]:
     return str(Path(place).expanduser().absolute()) if place.endswith(".py") else place, name
 
 
+@dataclass(frozen=True)
+class Place:
+    """A core of a node, where a listener waits for relays."""
+
+    address: str
+    """host:port of the listener."""
+    token: str
+    """What a relay says to be let in."""
+    cores: float = 1.0
+
+
+class Places(Protocol):
+    """The places of a cluster."""
+
+    @property
+    def size(self) -> int:
+        """Number of places: so many workers may compute at the same time."""
+        ...
+
+    def take(self) -> Place:
+        """The next one in turn, on a node that answers. NoPlace if there is none."""
+        ...
+
+    def close(self) -> None: ...
+
+
 class NotLoaded(Exception):
-    """The function cannot be imported."""
+    """What a worker is for cannot be imported."""
 
 
 class NodeLost(NotLoaded):
-    """The node was lost before the function was imported: another one may do."""
+    """The node was lost before it was imported: another one may do."""
+
+
+class Program:
+    """A worker's script in a process of its own, with the pipes to it. Closing `life` ends it, as the end of this
+    process does."""
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
+        """The command gets the numbers of its pipes and of this process behind it. OSError if it cannot be started."""
+        requests, self.requests = _pipe()
+        self.answers, answers = _pipe()
+        life, self.life = _pipe()
+        self.printed, printed = _pipe()
+        self._lock = threading.Lock()
+        self._open = {self.requests, self.answers, self.life, self.printed}
+        arguments = [str(number) for number in (requests, answers, life, os.getpid())]
+        try:
+            self.process = subprocess.Popen(
+                [*command, *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=printed,
+                stderr=printed,
+                pass_fds=(requests, answers, life),
+                start_new_session=True,
+                # So that the order of a set is no chance either.
+                env={"PYTHONHASHSEED": "0", **environment},
+            )
+        except OSError:
+            self.close()
+            raise
+        finally:
+            for theirs in (requests, answers, life, printed):
+                os.close(theirs)
+
+    def let_go(self) -> None:
+        """Let it end, with all that it started."""
+        self._close(self.life)
+
+    def close(self) -> None:
+        """This side of the pipes."""
+        self._close(*self._open)
+
+    def _close(self, *descriptors: int) -> None:
+        with self._lock:
+            for descriptor in self._open.intersection(descriptors):
+                self._open.remove(descriptor)
+                os.close(descriptor)
+
+
+def _pipe() -> tuple[int, int]:
+    """Clear of the standard streams, whose numbers are free where a program closed them."""
+    ends = os.pipe()
+    clear = tuple(fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 3) for end in ends)
+    for end in ends:
+        os.close(end)
+    return clear[0], clear[1]
+
+
+def command_of(script: Path, place: Place | None) -> tuple[list[str], Mapping[str, str]]:
+    """What is started on this machine, and its environment: the script, or a relay to it."""
+    if place is None:
+        return [sys.executable, "-P", "-X", "faulthandler", str(script)], os.environ
+    # Not an argument: those of a process are for everybody on this machine to read.
+    wanted = {remote.PLACE: f"{place.address} {place.token} {remote.WORKERS.index(script.parent.name)}"}
+    return [sys.executable, "-I", "-S", remote.__file__], os.environ | wanted
 
 
 class Process:
-    """One worker, which runs a script. After any failure that is fatal it has been killed."""
+    """One worker, by its script. After any failure that is fatal it has been killed."""
 
-    script = Path(__file__).with_name("worker.py")
-
-    def __init__(self, job: Loads, place: Place | None = None) -> None:
-        """Start it, on this machine or at a place, and load the function; raises NotLoaded where that cannot be
+    def __init__(self, script: Path, job: Loads, place: Place | None = None) -> None:
+        """Start it, on this machine or at a place, and load what it is for; raises NotLoaded where that cannot be
         done."""
         self.is_alive = True
         self.form = ""
@@ -94,7 +167,7 @@ class Process:
         self._runner: int | None = None
         self.place = place
         try:
-            self._program = Program(*command_of(self.script, place))
+            self._program = Program(*command_of(script, place))
         except OSError as error:
             self.is_alive = False
             raise NotLoaded(f"no process can be started, {error}") from error
@@ -105,14 +178,14 @@ class Process:
         self._load(job)
 
     @classmethod
-    def started(cls, job: Loads, places: Places | None) -> Self:
-        """On this machine, or at the next place; at another one where its node is lost."""
+    def started(cls, script: Path, job: Loads, places: Places | None) -> Self:
+        """Start it on this machine, or at the next place; at another one where its node is lost."""
         if places is None:
-            return cls(job)
+            return cls(script, job)
         for _ in range(TRIES - 1):
             with contextlib.suppress(NodeLost):
-                return cls(job, places.take())
-        return cls(job, places.take())
+                return cls(script, job, places.take())
+        return cls(script, job, places.take())
 
     def _load(self, job: Loads) -> None:
         message = {
@@ -151,11 +224,11 @@ class Process:
 
     @property
     def printed(self) -> str:
-        """During the last call."""
+        """What was printed during the last call."""
         return plain(self._output.text)
 
     def kill(self) -> None:
-        """It and all that it started, and wait until they are gone."""
+        """Kill it and all that it started, and wait until they are gone."""
         if not self.is_alive:
             return
         self.is_alive = False
@@ -169,33 +242,29 @@ class Process:
         what it has not adopted by then would get away.
         """
         if self._runner is not None:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self._runner, signal.SIGKILL)
+            tree.send_group(self._runner, signal.SIGKILL)
         deadline, empty = time.monotonic() + KILL_SECONDS, 0
         while self._process.poll() is None:
-            below = _descendants(self._process.pid)
-            for each in below or ():
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.kill(each, signal.SIGKILL)
-            empty = 0 if below is None or below else empty + 1
+            killed = tree.kill_below(self._process.pid)
+            empty = 0 if killed is None or killed else empty + 1
             # Twice: a process may fork behind a list that is being read.
             if empty > 1 or time.monotonic() > deadline:
                 self._process.kill()
             time.sleep(0.01)
 
-    def _exchange(self, message: bytes | None, seconds: float, most: int) -> dict[str, Any] | Failure:
+    def _exchange(self, message: bytes | None, seconds: float, max_bytes: int) -> dict[str, Any] | Failure:
         try:
-            return self._talk(message, seconds, most)
+            return self._talk(message, seconds, max_bytes)
         except BaseException:  # a stop request in the middle of a call: a late answer would belong to no call
             self.kill()
             raise
 
-    def _talk(self, message: bytes | None, seconds: float, most: int) -> dict[str, Any] | Failure:
+    def _talk(self, message: bytes | None, seconds: float, max_bytes: int) -> dict[str, Any] | Failure:
         """Send a message and wait for the next one, reading along what is printed."""
         deadline = time.monotonic() + seconds
         self._output = Output()
-        unsent = memoryview(b"" if message is None else len(message).to_bytes(LENGTH) + message)
-        received = bytearray()
+        unsent = memoryview(b"" if message is None else channel.framed(message))
+        answer = channel.Incoming(max_bytes)
         poll = select.poll()
         poll.register(self._answers, select.POLLIN)
         poll.register(self._printed, select.POLLIN)
@@ -217,13 +286,15 @@ class Process:
                 part = os.read(self._answers, 1 << 16)
                 if not part:
                     return self._death(left)
-                received += part
-                size = int.from_bytes(received[:LENGTH])
-                if len(received) >= LENGTH and size > most:
-                    return Failure("junk", f"its process answered {size} bytes, at most {most} are read", fatal=True)
-                if len(received) >= LENGTH + size and len(received) >= LENGTH:
+                answer.add(part)
+                if answer.is_too_large:
+                    why = f"its process answered {answer.size} bytes, at most {max_bytes} are read"
+                    return Failure("junk", why, fatal=True)
+                if answer.is_whole:
                     self._output.read(self._printed)
-                    return _parsed(bytes(received[LENGTH:]))
+                    parsed = answer.parsed()
+                    not_json = Failure("junk", "its process answered no JSON object", fatal=True)
+                    return not_json if parsed is None else parsed
         return Failure("time", f"no answer within {seconds:g} s, so it was killed", fatal=True)
 
     def _sent(self, unsent: memoryview) -> memoryview:
@@ -242,7 +313,7 @@ class Process:
             code = self._process.wait(max(left, 1.0))
         except subprocess.TimeoutExpired:
             return Failure("died", "its process closed its answers", fatal=True)
-        if code == LOST and self.place is not None:
+        if code == remote.LOST and self.place is not None:
             return Failure(NODE_LOST, f"its node was lost; {self.printed}".rstrip("; "), fatal=True)
         # As a shell says it; the keeper's own death by a signal is negative.
         number = code - 128 if code > 128 else -code
@@ -277,26 +348,3 @@ class Output:
         kept = len(self._first) + len(self._last)
         gap = b" ... " if self.size > kept else b""
         return (self._first + gap + bytes(self._last)).decode(errors="replace")
-
-
-def _descendants(ancestor: int) -> list[int] | None:
-    """Processes below one, without zombies; None if the system does not list them."""
-    parents = {}
-    for entry in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
-            # The name stands in brackets and may hold anything; behind it come the state and the parent.
-            state, parent = entry.read_text(errors="replace").rpartition(")")[2].split()[:2]
-            if state not in "ZX":
-                parents[int(entry.parent.name)] = int(parent)
-    found = [ancestor]
-    for each in found:  # grows while it is read
-        found += [child for child, parent in parents.items() if parent == each]
-    return found[1:] if parents else None
-
-
-def _parsed(body: bytes) -> dict[str, Any] | Failure:
-    try:
-        answer = json.loads(body)
-    except (ValueError, RecursionError):
-        answer = None
-    return answer if isinstance(answer, dict) else Failure("junk", "its process answered no JSON object", fatal=True)

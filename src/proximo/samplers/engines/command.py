@@ -2,7 +2,7 @@
 
 import json
 
-from proximo.samplers.engines.servers.server import Running, Starts, start_here
+from proximo.processes.server import Running, Starts, start_here
 
 RETURN_ROUTES = "--enable-return-routed-experts"
 WITH_ROUTES = {"VLLM_USE_V2_MODEL_RUNNER": "1"}

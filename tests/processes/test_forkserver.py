@@ -7,21 +7,21 @@ from pathlib import Path
 
 import pytest
 
-from proximo.insight.compare import starting
-from proximo.insight.compare.starting import Forked, ForkServer, Fresh, Process, starter
+from proximo.processes import forkserver
+from proximo.processes.forkserver import Forked, ForkServer, Fresh, Process, starter
 from tests.waiting import is_running, wait_until
 
 WORKER = """
 import os, signal, sys, time
 from pathlib import Path
-from proximo.processes.sandbox.kernel import die_with_parent
+from proximo.processes import tree
 
 if __name__ != "__main__":
     print("null")
 
 def main(arguments):
     kind, folder, parent = arguments
-    die_with_parent()
+    tree.end_with(int(parent))
     place = Path(folder, str(os.getpid()))
     signal.signal(signal.SIGTERM, lambda *_: (place.with_suffix(".saved").touch(), sys.exit(143)))
     print(f"input {sys.stdin.read()!r}", file=sys.stderr, flush=True)
@@ -56,7 +56,7 @@ def way(request, worker):
     made.close()
 
 
-def waiting(way: starting.Starter, folder: Path) -> Process:
+def waiting(way: forkserver.Starter, folder: Path) -> Process:
     """A process that has begun and goes on until it is told to end."""
     process = way.start(["wait", folder], folder / "wait.log")
     wait_until((folder / f"{process.pid}.ready").exists)
@@ -117,5 +117,5 @@ def test_a_server_that_cannot_start_says_why(tmp_path):
 def test_a_fork_is_made_where_it_is_safe(monkeypatch):
     assert isinstance(starter("worker", on_cpu=False), Fresh)
     for platform, kind in (("linux", ForkServer), ("darwin", Fresh)):
-        monkeypatch.setattr(starting.sys, "platform", platform)
+        monkeypatch.setattr(forkserver.sys, "platform", platform)
         assert isinstance(starter("worker", on_cpu=True), kind)

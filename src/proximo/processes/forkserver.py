@@ -1,5 +1,10 @@
-"""Starts the processes of runs: forked from one that has imported everything, or each for itself where a fork is not
-safe."""
+"""Starts processes that run a module: forked from one that has imported everything, since importing takes ten seconds
+of a processor, more than a short run; or each for itself where a fork is not safe.
+
+python -m proximo.processes.forkserver PARENT WORKER [MODULE …] is the process that is forked from. Each line of its
+input is a list, each answer a line: ["start", LOG, ARGUMENT, …] is answered with the number of a process that does what
+`python -m WORKER ARGUMENT … PARENT` does, ["status", NUMBER] with its exit status, null as long as it runs.
+"""
 
 import json
 import os
@@ -8,14 +13,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
 
+from proximo.processes import tree
 from proximo.system.opening import appending
 
-FORKSERVER = "proximo.insight.compare.forkserver"
-USED_LATER = ("transformers.models.qwen3.modeling_qwen3", "transformers.models.qwen3_moe.modeling_qwen3_moe")
-"""What a run imports when it loads a model; most of it is the same for other architectures."""
 WAIT_SECONDS = 0.05
 """Seconds between two looks at a process that is waited for."""
 
@@ -40,10 +44,10 @@ class Starter(Protocol):
     def close(self) -> None: ...
 
 
-def starter(worker: str, on_cpu: bool) -> Starter:
-    """What starts processes that run a module. A process forked on a Mac, or from one that has asked for a GPU, may not
-    work."""
-    return ForkServer(worker, *USED_LATER) if on_cpu and sys.platform == "linux" else Fresh(worker)
+def starter(worker: str, *modules: str, on_cpu: bool) -> Starter:
+    """What starts processes that run a module and may import others. A process forked on a Mac, or from one that has
+    asked for a GPU, may not work."""
+    return ForkServer(worker, *modules) if on_cpu and sys.platform == "linux" else Fresh(worker)
 
 
 class Fresh:
@@ -78,7 +82,7 @@ class ForkServer:
     def _started(self, log: Path) -> "subprocess.Popen[str]":
         with appending(log) as file:  # tells why, if it cannot start
             return subprocess.Popen(
-                [sys.executable, "-P", "-m", FORKSERVER, str(os.getpid()), *self._modules],
+                [sys.executable, "-P", "-m", "proximo.processes.forkserver", str(os.getpid()), *self._modules],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=file,
@@ -128,3 +132,45 @@ def _ask(server: "subprocess.Popen[str]", *question: object) -> int | None:
     if not answer:
         server.wait()
     return json.loads(answer) if answer else None
+
+
+# The process that is forked from
+
+
+def main(arguments: list[str]) -> int:
+    parent, *modules = arguments
+    if not tree.end_with(int(parent)):
+        return 1
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what modules print when they are imported is no answer
+    worker, *_ = [import_module(name) for name in modules]
+    sys.stdout.flush()
+    own = str(os.getpid())
+    for line in sys.stdin:
+        kind, *rest = json.loads(line)
+        if kind == "status":
+            answer = _status(*rest)
+        elif (answer := os.fork()) == 0:
+            answers.close()
+            log, *given = rest
+            _write_to(log)
+            return worker.main([*given, own])
+        print(json.dumps(answer), file=answers, flush=True)
+    return 0
+
+
+def _status(process: int) -> int | None:
+    ended, status = os.waitpid(process, os.WNOHANG)
+    return os.waitstatus_to_exitcode(status) if ended else None
+
+
+def _write_to(log: str) -> None:
+    """Become a process of its own session, without input, whose output goes to the log."""
+    os.setsid()
+    with open(os.devnull, "rb") as nothing, appending(Path(log)) as file:
+        for source, descriptor in ((nothing, 0), (file, 1), (file, 2)):
+            os.dup2(source.fileno(), descriptor)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

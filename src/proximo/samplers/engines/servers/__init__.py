@@ -1,1 +1,0 @@
-"""Servers that a run starts itself."""
