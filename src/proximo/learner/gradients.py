@@ -18,7 +18,7 @@ from proximo.learner.policy import Policy
 from proximo.losses.find_nonfinite import piece_at_fault
 from proximo.losses.inputs import rows_of
 from proximo.losses.objective import loss_of
-from proximo.losses.pieces.traits import SelectionTraits
+from proximo.losses.pieces.protocols import SelectionTraits
 from proximo.losses.pieces.weights import TokenMean
 from proximo.losses.records import LossInputs
 from proximo.losses.token_weights import Plan, plan_step

@@ -31,7 +31,7 @@ from proximo.learner.schedule import rate_share
 from proximo.losses.arithmetic import sampled
 from proximo.losses.mismatch import MismatchStats, mismatch
 from proximo.losses.pieces.extras import needing
-from proximo.losses.pieces.traits import AnchorTraits, ShapeTraits
+from proximo.losses.pieces.protocols import AnchorTraits, ShapeTraits
 from proximo.models.model_types import PreTrainedModel
 from proximo.models.values import HeadOnOwnModel, ValueModel
 from proximo.types import Batch

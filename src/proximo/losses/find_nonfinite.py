@@ -7,7 +7,7 @@ from torch import Tensor
 
 from proximo.losses.inputs import Objective, rows_of
 from proximo.losses.objective import token_terms
-from proximo.losses.pieces.traits import GateTraits
+from proximo.losses.pieces.protocols import GateTraits
 from proximo.losses.records import LossInputs
 from proximo.losses.token_weights import Plan
 

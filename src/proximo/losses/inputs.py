@@ -9,9 +9,9 @@ from proximo.losses.pieces.corrections import Correction
 from proximo.losses.pieces.divergences import KlLoss
 from proximo.losses.pieces.extras import Extra, needing
 from proximo.losses.pieces.gates import Gate
+from proximo.losses.pieces.protocols import AnchorTraits, SelectionTraits
 from proximo.losses.pieces.ratios import Anchor, Ratio
 from proximo.losses.pieces.selection import Selection
-from proximo.losses.pieces.traits import AnchorTraits, SelectionTraits
 from proximo.losses.pieces.weights import Weights
 from proximo.losses.records import LossInputs, Rows
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from proximo.losses.arithmetic import answer_of, bounded_exp
 from proximo.losses.inputs import Objective, rows_of
 from proximo.losses.pieces.extras import terms_of
-from proximo.losses.pieces.traits import ExtraTraits, GateTraits
+from proximo.losses.pieces.protocols import ExtraTraits, GateTraits
 from proximo.losses.records import LossInputs, Rows
 from proximo.losses.token_weights import Plan, candidates, plan_step
 from proximo.types import Stats

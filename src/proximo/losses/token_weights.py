@@ -12,7 +12,7 @@ from torch import Tensor
 from proximo.losses.arithmetic import answer_of
 from proximo.losses.inputs import Objective
 from proximo.losses.pieces.extras import terms_of
-from proximo.losses.pieces.traits import ExtraTraits
+from proximo.losses.pieces.protocols import ExtraTraits
 from proximo.losses.records import Candidates, Rows
 from proximo.types import to_device
 from proximo.types.tensor_types import Bool, Float, Int

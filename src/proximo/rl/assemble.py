@@ -19,7 +19,7 @@ from proximo.learner.passes import Passes
 from proximo.losses.advantage_inputs import feedback_in, returns_to_go, shaped_rewards, trained_rows
 from proximo.losses.pieces.credit import assign
 from proximo.losses.pieces.filters import trained_mask
-from proximo.losses.pieces.traits import AdvantageTraits
+from proximo.losses.pieces.protocols import AdvantageTraits
 from proximo.models.model_types import PreTrainedModel
 from proximo.rl.turn_rewards import Spell, at_their_turns, step_rewards, turn_rewards
 from proximo.runs.records import Assembled

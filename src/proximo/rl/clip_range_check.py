@@ -5,7 +5,7 @@ import statistics
 from collections.abc import Mapping
 
 from proximo.algorithms import Algorithm
-from proximo.losses.pieces.traits import GateTraits, RatioTraits
+from proximo.losses.pieces.protocols import GateTraits, RatioTraits
 
 STEPS = 5
 """Number of a run's first steps with updates that are measured."""

@@ -12,7 +12,7 @@ from proximo.environments.kinds import EnvironmentOptions, SingleTurn
 from proximo.learner.options import LearnerOptions, RoutingReplay
 from proximo.learner.ranks import Ranks
 from proximo.learner.schedule import Moments, RateSchedule
-from proximo.losses.pieces.traits import AdvantageTraits
+from proximo.losses.pieces.protocols import AdvantageTraits
 from proximo.models import Precision
 from proximo.models.adapters.lora import Lora
 from proximo.models.values import OwnLayers, ValueForm

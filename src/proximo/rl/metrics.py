@@ -13,8 +13,8 @@ from proximo.learner.critic import value_metrics
 from proximo.learner.experts import routing_metrics
 from proximo.learner.guard import Update
 from proximo.losses.mismatch import MismatchStats, effective_share
+from proximo.losses.pieces.protocols import ShapeTraits
 from proximo.losses.pieces.shaping import KlReward
-from proximo.losses.pieces.traits import ShapeTraits
 from proximo.rl.evaluate import known_mean
 from proximo.rl.measuring import coverage_metrics, length_metrics, loop_metrics
 from proximo.runs.metric_docs import RENAMED

@@ -9,7 +9,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from proximo.losses.pieces.traits import AdvantageTraits
+from proximo.losses.pieces.protocols import AdvantageTraits
 from proximo.losses.records import Feedback
 from proximo.types import Batch, Completion, Rollout
 from proximo.types.tensor_types import Float

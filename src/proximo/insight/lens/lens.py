@@ -24,7 +24,7 @@ from proximo.losses.groups import siblings
 from proximo.losses.inputs import entropy_readers, rows_of
 from proximo.losses.objective import token_terms
 from proximo.losses.pieces.filters import trained_mask
-from proximo.losses.pieces.traits import KeepTraits
+from proximo.losses.pieces.protocols import KeepTraits
 from proximo.losses.records import LossInputs, Rows
 from proximo.losses.token_weights import Plan, plan_parts
 from proximo.rl.config import RunConfig

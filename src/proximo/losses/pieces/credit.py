@@ -14,9 +14,8 @@ from torch import Tensor
 from proximo.losses.arithmetic import answer_of, sampled
 from proximo.losses.groups import siblings
 from proximo.losses.pieces.advantages import GroupNormalized, SequenceAdvantage
-from proximo.losses.pieces.protocols import AdvantageProtocol
+from proximo.losses.pieces.protocols import AdvantageProtocol, AdvantageTraits, OtherModel, Peers, formula_of
 from proximo.losses.pieces.returns import backward_sums, earned, next_sampled, scattered, whiten
-from proximo.losses.pieces.traits import AdvantageTraits, OtherModel
 from proximo.losses.records import Credit, Feedback
 from proximo.types.tensor_types import Bool, Float
 
@@ -28,9 +27,14 @@ class ReturnToGo:
     discount: float = 1.0
     """Discount γ per token. 1: no discount."""
     per_token: ClassVar[bool] = True
+    peers: ClassVar[Peers] = Peers("none", "adv_estimator reinforce_plus_plus (always whitened)")
 
     def __post_init__(self) -> None:
         _check_unit("advantage.discount", self.discount)
+
+    @property
+    def formula(self) -> str:
+        return f"R_t + R_t+1 + …,  discount {self.discount:g}"
 
     def __call__(self, feedback: Feedback) -> Credit:
         rewards = earned(feedback)
@@ -55,6 +59,10 @@ class Gae:
     """λ of the value model's targets, if different from the policy's. VAPO: 1."""
     per_token: ClassVar[bool] = True
     needs_values: ClassVar[bool] = True
+    peers: ClassVar[Peers] = Peers(
+        "none: PPOTrainer was removed",
+        "adv_estimator gae: gamma 1, lam 1.0 where PPO has 0.95",
+    )
 
     def __post_init__(self) -> None:
         _check_unit("advantage.discount", self.discount)
@@ -63,6 +71,12 @@ class Gae:
             _check_unit("advantage.critic_decay", self.critic_decay)
         if self.length_adaptive is not None and self.length_adaptive <= 0:
             raise ValueError(f"advantage.length_adaptive is {self.length_adaptive}: give α > 0, say 0.05, or None")
+
+    @property
+    def formula(self) -> str:
+        decay = f"{self.decay:g}" if self.length_adaptive is None else f"1 − 1/({self.length_adaptive:g}·|y|)"
+        critic = "" if self.critic_decay is None else f" (critic {self.critic_decay:g})"
+        return f"Σ_l (γλ)^l δ_t+l,  δ_t = R_t + γ·V_t+1 − V_t,  γ = {self.discount:g}, λ = {decay}{critic}"
 
     def __call__(self, feedback: Feedback) -> Credit:
         if feedback.values is None:
@@ -101,6 +115,12 @@ class ProcessNormalized:
     """Small number added to the standard deviation."""
     per_token: ClassVar[bool] = True
     needs_step_rewards: ClassVar[bool] = True
+    peers: ClassVar[Peers] = Peers("none", "none")
+
+    @property
+    def formula(self) -> str:
+        normalised = f"(R_step − group mean) / (group std + {self.epsilon:g})"
+        return f"Σ of the steps still to end of {normalised},  ddof {self.ddof}"
 
     def __call__(self, feedback: Feedback) -> Credit:
         return self.over([feedback])[0]
@@ -153,6 +173,11 @@ class TokenWhitened(_OfAnother):
     """Advantage that is whitened."""
     epsilon: float = 1e-8
     """Small number added to the variance."""
+    peers: ClassVar[Peers] = Peers("none", "built into gae and reinforce_plus_plus*: unbiased, 1e-8, as here")
+
+    @property
+    def formula(self) -> str:
+        return f"whitened over all sampled tokens: {formula_of(self.of)}"
 
     def __call__(self, feedback: Feedback) -> Credit:
         return self.over([feedback])[0]
@@ -174,6 +199,11 @@ class SequenceWhitened:
     """Advantage that is whitened."""
     epsilon: float = 1e-8
     """Small number added to the variance."""
+    peers: ClassVar[Peers] = Peers("RLOOTrainer's normalize_advantages: epsilon 1e-4 on the std", "none")
+
+    @property
+    def formula(self) -> str:
+        return f"whitened over all rows: {formula_of(self.of)}"
 
     def __call__(self, feedback: Feedback) -> Float[Tensor, " B"]:
         advantages = _of_rows(self.of, feedback)
@@ -190,6 +220,11 @@ class SignScaled(_OfAnother):
     """Factor for advantages above 0."""
     negative: float = 1.0
     """Factor for advantages below 0."""
+    peers: ClassVar[Peers] = Peers("none", "none")
+
+    @property
+    def formula(self) -> str:
+        return f"{formula_of(self.of)};  ·{self.positive:g} if A > 0, ·{self.negative:g} if A < 0"
 
     def __call__(self, feedback: Feedback) -> Credit:
         return self.over([feedback])[0]
@@ -213,11 +248,21 @@ class TeacherKl(_OfAnother):
     of: "SequenceAdvantage | ReturnToGo | Gae | None" = None
     """Advantage that the teacher's part is added to, from the rewards. None: rewards play no part."""
     needs_logprobs: ClassVar[tuple[OtherModel, ...]] = ("teacher_logprobs",)
+    peers: ClassVar[Peers] = Peers(
+        "none; GKDTrainer and GOLDTrainer minimise a divergence over the whole vocabulary",
+        "distillation: other losses over the teacher's top tokens",
+    )
 
     def __post_init__(self) -> None:
         _check_unit("advantage.kl_discount", self.kl_discount)
         if self.coefficient <= 0:
             raise ValueError(f"advantage.coefficient is {self.coefficient}: it must be positive, say 1")
+
+    @property
+    def formula(self) -> str:
+        later = "" if self.kl_discount == 0 else f", and later tokens' by {self.kl_discount:g}"
+        rewarded = "" if self.of is None else f" + {formula_of(self.of)}"
+        return f"{self.coefficient:g} · (log π_teacher − log π_old){later}{rewarded}"
 
     @property
     def per_token(self) -> bool:

@@ -14,7 +14,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from proximo.losses.arithmetic import bounded_exp
-from proximo.losses.pieces.protocols import DivergenceProtocol
+from proximo.losses.pieces.protocols import DivergenceProtocol, Peers
 from proximo.types.tensor_types import Float
 
 
@@ -23,6 +23,7 @@ class K1:
     """log π − log π_ref."""
 
     pulls: ClassVar[bool] = False
+    formula: ClassVar[str] = "log π − log π_ref"
 
     def __call__(
         self,
@@ -37,6 +38,8 @@ class K1:
 class K2:
     """½(log π − log π_ref)²."""
 
+    formula: ClassVar[str] = "½ (log π − log π_ref)²"
+
     def __call__(
         self,
         logprobs: Float[Tensor, "B T"],
@@ -49,6 +52,8 @@ class K2:
 @dataclass(frozen=True)
 class K3:
     """π_ref/π − log(π_ref/π) − 1. GRPO's, DeepSeekMath equation 4."""
+
+    formula: ClassVar[str] = "π_ref/π − log(π_ref/π) − 1"
 
     def __call__(
         self,
@@ -63,6 +68,8 @@ class K3:
 @dataclass(frozen=True)
 class UnbiasedK3:
     """r·K3 with the token's own ratio r = π/π_old, which makes the gradient that of KL(π‖π_ref)."""
+
+    formula: ClassVar[str] = "π/π_old · ( π_ref/π − log(π_ref/π) − 1 )"
 
     def __call__(
         self,
@@ -86,6 +93,10 @@ class KlLoss:
     """Strength of the term. 0: no term, and no reference model is kept."""
     estimator: Divergence = field(default_factory=K3)
     """Estimator of the KL from sampled tokens."""
+    peers: ClassVar[Peers] = Peers(
+        "beta 0.0; use_bias_correction_kl True, which is UnbiasedK3",
+        "use_kl_loss False, kl_loss_coef 0.001, kl_loss_type low_var_kl (K3 within ±10)",
+    )
 
     def __post_init__(self) -> None:
         if self.coefficient < 0:

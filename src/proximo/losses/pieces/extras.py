@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from proximo.losses.arithmetic import at_least_float32
-from proximo.losses.pieces.protocols import ExtraProtocol
-from proximo.losses.pieces.traits import ExtraTraits, Need
+from proximo.losses.pieces.protocols import ExtraProtocol, ExtraTraits, Need, Peers
 from proximo.losses.records import Rows
 from proximo.types.tensor_types import Float, Int
 
@@ -27,12 +26,18 @@ class ValueLoss:
     clip: float | None = 0.2
     """Largest change of the value that counts. None: plain ½(V − R)²."""
     needs: ClassVar[tuple[Need, ...]] = ("values",)
+    peers: ClassVar[Peers] = Peers("none: PPOTrainer was removed", "critic.cliprange_value 0.5")
 
     def __post_init__(self) -> None:
         if self.coefficient <= 0:
             raise ValueError(f"extra.coefficient is {self.coefficient}: a value loss must count for something")
         if self.clip is not None and self.clip <= 0:
             raise ValueError(f"extra.clip is {self.clip}: give how far a value may move, say 0.2, or None")
+
+    @property
+    def formula(self) -> str:
+        clipped = "" if self.clip is None else f", V within ±{self.clip:g} of V_old"
+        return f"− {self.coefficient:g} · ½(V − return)²{clipped}"
 
     def __call__(
         self,
@@ -55,6 +60,11 @@ class EntropyBonus:
     coefficient: float = 1e-3
     """Strength of the term."""
     needs: ClassVar[tuple[Need, ...]] = ("entropy",)
+    peers: ClassVar[Peers] = Peers("entropy_coef 0.0", "entropy_coeff 0")
+
+    @property
+    def formula(self) -> str:
+        return f"+ {self.coefficient:g} · entropy"
 
     def term(self, rows: Rows) -> Float[Tensor, "B T"]:
         assert rows.entropy is not None
@@ -73,6 +83,11 @@ class PositiveNll:
     above: float = 0.0
     """Outcomes above this count as correct; 0 fits outcomes of 0 and 1, and of −1 and 1."""
     needs: ClassVar[tuple[Need, ...]] = ("outcome",)
+    peers: ClassVar[Peers] = Peers("none", "none")
+
+    @property
+    def formula(self) -> str:
+        return f"+ {self.coefficient:g} · mean log π of correct completions"
 
     def row_weights(
         self, counts: Float[Tensor, " B"], outcome: Float[Tensor, " B"] | None, group: Int[Tensor, " B"]
@@ -100,10 +115,19 @@ class RouterBalance:
     coefficient: float = 0.001
     """Strength of the term."""
     needs: ClassVar[tuple[Need, ...]] = ("router_logits",)
+    peers: ClassVar[Peers] = Peers(
+        "router_aux_loss_coef None: the model's own, so on for a mixture; prompts count too, per micro-batch",
+        "off for Qwen3-MoE on Megatron (load balancing none); none on FSDP",
+    )
 
     def __post_init__(self) -> None:
         if self.coefficient <= 0:
             raise ValueError(f"extra.coefficient is {self.coefficient}: it must be positive, say 0.001")
+
+    @property
+    def formula(self) -> str:
+        legend = "X experts, f an expert's share of tokens, P its mean weight"
+        return f"− {self.coefficient:g} · X Σ_i f_i·P_i over {legend}"
 
     def assignments(self, logits: Float[Tensor, "M L X"], chosen: int) -> Int[Tensor, " X"]:
         """How often each expert is among the `chosen` of a token and layer."""

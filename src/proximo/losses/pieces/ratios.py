@@ -12,13 +12,19 @@ import torch
 from torch import Tensor
 
 from proximo.losses.arithmetic import row_mean, row_sum
-from proximo.losses.pieces.protocols import AnchorProtocol, RatioProtocol
+from proximo.losses.pieces.protocols import AnchorProtocol, Peers, RatioProtocol
 from proximo.types.tensor_types import Bool, Float
 
 
 @dataclass(frozen=True)
 class OldPolicy:
     """The learner's policy with the weights that sampled, recomputed by the learner."""
+
+    formula: ClassVar[str] = "π_old"
+    peers: ClassVar[Peers] = Peers(
+        "recomputed when steps_per_generation or num_iterations make it differ",
+        "recomputed before every update",
+    )
 
     def __call__(
         self, current: Float[Tensor, "B T"], old: Float[Tensor, "B T"], sampler: Float[Tensor, "B T"] | None
@@ -31,6 +37,8 @@ class SamplerPolicy:
     """The sampler's own log-probs: the ratio then also corrects the sampler's mismatch."""
 
     needs_sampler_logprobs: ClassVar[bool] = True
+    formula: ClassVar[str] = "μ"
+    peers: ClassVar[Peers] = Peers("none", "rollout_correction.bypass_mode False")
 
     def __call__(
         self, current: Float[Tensor, "B T"], old: Float[Tensor, "B T"], sampler: Float[Tensor, "B T"] | None
@@ -44,6 +52,8 @@ class CurrentPolicy:
     """The current policy, held constant: every ratio is 1. Correct for a single update per batch."""
 
     on_policy: ClassVar[bool] = True
+    formula: ClassVar[str] = "sg[π]"
+    peers: ClassVar[Peers] = Peers("implied by one update per batch", "loss_mode gpg")
 
     def __call__(
         self, current: Float[Tensor, "B T"], old: Float[Tensor, "B T"], sampler: Float[Tensor, "B T"] | None
@@ -59,6 +69,8 @@ class NoRatio:
     """No importance weight: plain policy gradient."""
 
     is_constant: ClassVar[bool] = True
+    formula: ClassVar[str] = ""
+    peers: ClassVar[Peers] = Peers("none", "loss_mode gpg")
 
     def __call__(self, log_ratio: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]) -> Float[Tensor, "B T"]:
         return torch.zeros_like(log_ratio)
@@ -67,6 +79,12 @@ class NoRatio:
 @dataclass(frozen=True)
 class TokenRatio:
     """r_t = π(y_t) / π_old(y_t)."""
+
+    formula: ClassVar[str] = "π(y_t) / π_anchor(y_t)"
+    peers: ClassVar[Peers] = Peers(
+        'importance_sampling_level "token"',
+        "one for each token in every loss_mode but gspo",
+    )
 
     def __call__(self, log_ratio: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]) -> Float[Tensor, "B T"]:
         return log_ratio
@@ -79,6 +97,11 @@ class SequenceRatio:
     spans_row: ClassVar[bool] = True
     pools: ClassVar[bool] = True
     length_normalised: ClassVar[bool] = True
+    formula: ClassVar[str] = "( Π_t π(y_t) / π_anchor(y_t) )^(1/|y|)"
+    peers: ClassVar[Peers] = Peers(
+        'importance_sampling_level "sequence" (default "token")',
+        "loss_mode gspo, in its sequence_token form",
+    )
 
     def __call__(self, log_ratio: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]) -> Float[Tensor, "B T"]:
         return row_mean(log_ratio, mask).expand_as(log_ratio)
@@ -93,6 +116,8 @@ class SequenceTokenRatio:
 
     spans_row: ClassVar[bool] = True
     length_normalised: ClassVar[bool] = True
+    formula: ClassVar[str] = "sg[ ( Π_t π(y_t) / π_anchor(y_t) )^(1/|y|) ] · π(y_t) / sg[π(y_t)]"
+    peers: ClassVar[Peers] = Peers("none", "loss_mode gspo")
 
     def __call__(self, log_ratio: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]) -> Float[Tensor, "B T"]:
         # Own minus detached first: the difference is exactly 0, so that the mean loses no digits.
@@ -107,10 +132,15 @@ class SequenceProductRatio:
     """Bound on the absolute value of the summed log-ratio; larger values carry no information."""
     spans_row: ClassVar[bool] = True
     pools: ClassVar[bool] = True
+    peers: ClassVar[Peers] = Peers('RLOOTrainer; loss_type "vespo"', "none")
 
     def __post_init__(self) -> None:
         if self.max_log <= 0:
             raise ValueError(f"ratio.max_log is {self.max_log}: the clamp must leave room around 0, say 20")
+
+    @property
+    def formula(self) -> str:
+        return f"Π_t π(y_t) / π_anchor(y_t),  its log within ±{self.max_log:g}"
 
     def __call__(self, log_ratio: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]) -> Float[Tensor, "B T"]:
         return row_sum(log_ratio, mask).clamp(-self.max_log, self.max_log).expand_as(log_ratio)

@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from proximo.losses.arithmetic import count_below, count_of, row_mean
-from proximo.losses.pieces.protocols import SelectionProtocol
-from proximo.losses.pieces.traits import GateTraits
+from proximo.losses.pieces.protocols import GateTraits, Peers, SelectionProtocol
 from proximo.losses.records import Candidates
 from proximo.types.tensor_types import Bool, Float, Int
 
@@ -31,9 +30,15 @@ class ClipCovariance:
     high: float = 5.0
     """Covariance below which tokens may be dropped."""
     step_wide: ClassVar[bool] = True
+    peers: ClassVar[Peers] = Peers("none", "loss_mode clip_cov, clip_cov_ratio 2e-4, clip_cov_{lb,ub} 1 and 5")
 
     def __post_init__(self) -> None:
         _check_share(self.share)
+
+    @property
+    def formula(self) -> str:
+        where = f"those with covariance of A and log π in ({self.low:g}, {self.high:g})"
+        return f"{self.share:g} of the tokens, drawn from {where}"
 
     def choose(self, candidates: Candidates, generator: torch.Generator | None) -> Bool[Tensor, "B T"]:
         covariance = token_covariance(candidates)
@@ -61,9 +66,15 @@ class KlCovariance:
     """Strength of the term."""
     step_wide: ClassVar[bool] = True
     teaches_alone: ClassVar[bool] = True
+    peers: ClassVar[Peers] = Peers("none", "loss_mode kl_cov, kl_cov_ratio 2e-4, ppo_kl_coef 0.1")
 
     def __post_init__(self) -> None:
         _check_share(self.share)
+
+    @property
+    def formula(self) -> str:
+        where = f"the {self.share:g} of tokens with the highest covariance of A and log π"
+        return f"freedom for {where}: − {self.coefficient:g}·|log ρ| there"
 
     def remarks(self, algorithm: Any) -> Iterator[str]:
         if GateTraits.read(algorithm.gate).clips:
@@ -87,9 +98,14 @@ class TopEntropy:
     """Share of the tokens that is kept."""
     step_wide: ClassVar[bool] = True
     needs_entropy: ClassVar[bool] = True
+    peers: ClassVar[Peers] = Peers("top_entropy_quantile 1.0 (off)", "none")
 
     def __post_init__(self) -> None:
         _check_share(self.share)
+
+    @property
+    def formula(self) -> str:
+        return f"all but the {self.share:g} of tokens with the highest entropy"
 
     def choose(self, candidates: Candidates, generator: torch.Generator | None) -> Bool[Tensor, "B T"]:
         if candidates.entropy is None:
@@ -110,10 +126,15 @@ class OffPolicyMask:
     threshold: float = 0.1
     """Largest mean log-ratio, in nats per token, of a completion that is kept."""
     step_wide: ClassVar[bool] = False
+    peers: ClassVar[Peers] = Peers("off_policy_mask_threshold None", "none")
 
     def __post_init__(self) -> None:
         if self.threshold <= 0:
             raise ValueError(f"select.threshold is {self.threshold}: give the largest drift allowed, say 0.1")
+
+    @property
+    def formula(self) -> str:
+        return f"completions with A < 0 and mean log μ/π above {self.threshold:g}"
 
     def choose(self, candidates: Candidates, generator: torch.Generator | None) -> Bool[Tensor, "B T"]:
         drift = row_mean(candidates.rollout_logprobs - candidates.logprobs, candidates.mask)

@@ -5,7 +5,7 @@ import statistics
 from collections.abc import Mapping
 
 from proximo.algorithms import Algorithm
-from proximo.losses.pieces.traits import AnchorTraits
+from proximo.losses.pieces.protocols import AnchorTraits
 
 STEPS = 3
 """Number of a run's first steps with older weights that are measured."""
