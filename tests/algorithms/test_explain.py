@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from typing import get_type_hints
 
 import pytest
+import torch
 
 from proximo import algorithms
 from proximo.algorithms import DAPO, GRPO, GSPO, GSPO_TOKEN, LUSPO, PPO, SAPO, VAPO, Algorithm, UnusualChoice, explain
@@ -25,8 +26,10 @@ from proximo.losses import (
     TokenTruncated,
 )
 from proximo.losses.pieces.divergences import Divergence
-from proximo.losses.pieces.protocols import Description
+from proximo.losses.pieces.gates import Gate
+from proximo.losses.pieces.protocols import Description, GateTraits
 from proximo.rl.config import TrainingOptions
+from proximo.runs.metric_docs import meaning
 from tests import ROOT
 
 PIECES = {kind for stage in get_type_hints(Algorithm).values() for kind in classes(stage)}
@@ -60,6 +63,14 @@ def test_what_a_piece_says_of_itself_is_of_the_right_kind(kind: type):
     said = Description.read(kind())
     assert kind is KlLoss or said.formula is not None
     assert all(isinstance(words, str) and words for words in said.peers)
+
+
+@pytest.mark.parametrize("gate", classes(Gate))
+def test_a_gate_says_what_its_statistics_mean(gate: type):
+    statistics, one = GateTraits.read(gate()).statistics, torch.zeros(1, 1)
+    named = {} if statistics is None else statistics(one, one, torch.ones(1, 1, dtype=torch.bool))
+    assert Description.read(gate()).metrics.keys() == named.keys()
+    assert all(meaning(name) == words for name, words in Description.read(gate()).metrics.items())
 
 
 def test_every_named_algorithm_has_a_card():
