@@ -7,7 +7,7 @@ import torch
 
 from proximo.algorithms import Algorithm
 from proximo.learner.optimizer import HALVES
-from proximo.losses.mismatch import MismatchStats
+from proximo.losses.diagnostics import MismatchStats
 from proximo.losses.pieces.protocols import GateTraits
 from proximo.models.model_types import PreTrainedConfig, PreTrainedModel
 

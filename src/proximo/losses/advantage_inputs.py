@@ -18,6 +18,8 @@ from proximo.losses.records import Feedback
 from proximo.types import Batch
 from proximo.types.tensor_types import Bool, Float
 
+__all__ = ["advantages"]
+
 
 def shaped_rewards(
     batch: Batch, penalties: Sequence[ShapeProtocol], completion_limit: int, penalty_unit: float

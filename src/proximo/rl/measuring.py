@@ -9,7 +9,7 @@ import torch
 
 from proximo.algorithms import Algorithm
 from proximo.learner.guard import Update
-from proximo.losses.inputs import rows_of
+from proximo.losses.objective import rows_of
 from proximo.losses.records import LossInputs
 from proximo.rl.evaluate import known_mean
 from proximo.types import Batch, Completion, Group, Rollout

@@ -12,7 +12,7 @@ from torch import Tensor
 from proximo.learner.critic import value_metrics
 from proximo.learner.experts import routing_metrics
 from proximo.learner.guard import Update
-from proximo.losses.mismatch import MismatchStats, effective_share
+from proximo.losses.diagnostics import MismatchStats, effective_share
 from proximo.losses.pieces.protocols import ShapeTraits
 from proximo.losses.pieces.shaping import KlReward
 from proximo.rl.evaluate import known_mean

@@ -11,10 +11,21 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from proximo.losses.groups import group_index, siblings
+from proximo.losses.arithmetic import group_index, siblings
 from proximo.losses.pieces.protocols import AdvantageProtocol, OtherModel, Peers
 from proximo.losses.records import Feedback
 from proximo.types.tensor_types import Bool, Float
+
+__all__ = [
+    "BatchScaled",
+    "BestAgainstWorst",
+    "BetaNormalized",
+    "GroupCentred",
+    "GroupNormalized",
+    "Imitation",
+    "LeaveOneOut",
+    "LiveScaled",
+]
 
 
 @dataclass(frozen=True)
@@ -179,8 +190,7 @@ class BestAgainstWorst:
     """Strength of the implicit KL to the reference: smaller values let the policy move further."""
     needs_logprobs: ClassVar[tuple[OtherModel, ...]] = ("ref_logprobs",)
     peers: ClassVar[Peers] = Peers(
-        "experimental OnlineDPOTrainer: beta 0.1, two completions and a judge or reward",
-        "none",
+        "experimental OnlineDPOTrainer: beta 0.1, two completions and a judge or reward", "none"
     )
 
     def __post_init__(self) -> None:

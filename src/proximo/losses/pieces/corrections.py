@@ -11,9 +11,11 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from proximo.losses.arithmetic import bounded_exp, row_mean, row_sum
+from proximo.losses.arithmetic import Mask, Tokens, bounded_exp, row_mean, row_sum
 from proximo.losses.pieces.protocols import CorrectionProtocol, Peers
-from proximo.types.tensor_types import Bool, Float
+from proximo.types.tensor_types import Float
+
+__all__ = ["GeometricRejection", "IcePop", "SequenceMasked", "SequenceTruncated", "TokenTruncated"]
 
 
 def _check_range(name: str, low: float, high: float) -> None:
@@ -33,8 +35,7 @@ class TokenTruncated:
     cap: float = 2.0
     """Largest weight of a token."""
     peers: ClassVar[Peers] = Peers(
-        'vllm_importance_sampling_mode "token_truncate"',
-        "rollout_correction.rollout_is token, threshold 2.0",
+        'vllm_importance_sampling_mode "token_truncate"', "rollout_correction.rollout_is token, threshold 2.0"
     )
 
     def __post_init__(self) -> None:
@@ -44,7 +45,7 @@ class TokenTruncated:
     def formula(self) -> str:
         return f"min( π_old/μ, {self.cap:g} )"
 
-    def __call__(self, log_weight: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]) -> Float[Tensor, "B T"]:
+    def __call__(self, log_weight: Tokens, mask: Mask) -> Tokens:
         return bounded_exp(log_weight).clamp(max=self.cap)
 
 
@@ -56,8 +57,7 @@ class SequenceTruncated:
     """Largest weight of a completion."""
     reads: ClassVar[Literal["product"]] = "product"
     peers: ClassVar[Peers] = Peers(
-        'vllm_importance_sampling_mode "sequence_truncate"',
-        "rollout_correction.rollout_is sequence, threshold 2.0",
+        'vllm_importance_sampling_mode "sequence_truncate"', "rollout_correction.rollout_is sequence, threshold 2.0"
     )
 
     def __post_init__(self) -> None:
@@ -67,7 +67,7 @@ class SequenceTruncated:
     def formula(self) -> str:
         return f"min( Π_t π_old/μ, {self.cap:g} )"
 
-    def __call__(self, log_weight: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]) -> Float[Tensor, "B T"]:
+    def __call__(self, log_weight: Tokens, mask: Mask) -> Tokens:
         return bounded_exp(row_sum(log_weight, mask)).clamp(max=self.cap).expand_as(log_weight)
 
 
@@ -92,7 +92,7 @@ class SequenceMasked:
     def formula(self) -> str:
         return f"Π_t π_old/μ within [{self.low:g}, {self.high:g}], else 0"
 
-    def __call__(self, log_weight: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]) -> Float[Tensor, "B T"]:
+    def __call__(self, log_weight: Tokens, mask: Mask) -> Tokens:
         return _inside(bounded_exp(row_sum(log_weight, mask)), self.low, self.high).expand_as(log_weight)
 
 
@@ -116,7 +116,7 @@ class IcePop:
     def formula(self) -> str:
         return f"π_old/μ within [{self.low:g}, {self.high:g}], else 0"
 
-    def __call__(self, log_weight: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]) -> Float[Tensor, "B T"]:
+    def __call__(self, log_weight: Tokens, mask: Mask) -> Tokens:
         return _inside(bounded_exp(log_weight), self.low, self.high)
 
 
@@ -130,8 +130,7 @@ class GeometricRejection:
     """Largest mean weight of a completion that is kept."""
     reads: ClassVar[Literal["mean"]] = "mean"
     peers: ClassVar[Peers] = Peers(
-        "none",
-        "rollout_correction.rollout_rs seq_mean_k1; rejected tokens leave the denominator",
+        "none", "rollout_correction.rollout_rs seq_mean_k1; rejected tokens leave the denominator"
     )
 
     def __post_init__(self) -> None:
@@ -141,7 +140,7 @@ class GeometricRejection:
     def formula(self) -> str:
         return f"1 if ( Π_t π_old/μ )^(1/|y|) is within [{self.low:g}, {self.high:g}], else 0"
 
-    def __call__(self, log_weight: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]) -> Float[Tensor, "B T"]:
+    def __call__(self, log_weight: Tokens, mask: Mask) -> Tokens:
         mean = bounded_exp(row_mean(log_weight, mask))
         return ((mean >= self.low) & (mean <= self.high)).to(log_weight.dtype).expand_as(log_weight)
 

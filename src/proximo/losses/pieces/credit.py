@@ -11,13 +11,53 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from proximo.losses.arithmetic import answer_of, sampled
-from proximo.losses.groups import siblings
+from proximo.losses.arithmetic import Mask, Tokens, answer_of, sampled, siblings
 from proximo.losses.pieces.advantages import GroupNormalized, SequenceAdvantage
 from proximo.losses.pieces.protocols import AdvantageProtocol, AdvantageTraits, OtherModel, Peers, formula_of
-from proximo.losses.pieces.returns import backward_sums, earned, next_sampled, scattered, whiten
 from proximo.losses.records import Credit, Feedback
-from proximo.types.tensor_types import Bool, Float
+from proximo.types.tensor_types import Float
+
+__all__ = ["Gae", "ProcessNormalized", "ReturnToGo", "SequenceWhitened", "SignScaled", "TeacherKl", "TokenWhitened"]
+
+
+def earned(feedback: Feedback) -> Tokens:
+    """Token rewards with the outcome on the last sampled token of each row."""
+    order = feedback.mask.cumsum(dim=1)
+    is_last = feedback.mask & (order == order[:, -1:])
+    return feedback.step_rewards() + sampled(feedback.rewards.unsqueeze(1).expand(is_last.shape), is_last)
+
+
+def backward_sums(values: Tokens, factor: Float[Tensor, " B"], mask: Mask) -> Tokens:
+    """x_t + factor · (the sum at the next sampled token); 0 outside the mask."""
+    total = torch.zeros_like(factor)
+    sums = torch.zeros_like(values)
+    for t in reversed(range(values.shape[1])):
+        total = torch.where(mask[:, t], values[:, t] + factor * total, total)
+        sums[:, t] = total
+    return sampled(sums, mask)
+
+
+def next_sampled(values: Tokens, mask: Mask) -> Tokens:
+    """The value at the next sampled token of the row; 0 after the last one."""
+    upcoming = torch.zeros_like(values[:, 0]) if values.shape[1] else values.new_zeros(len(values))
+    following = torch.zeros_like(values)
+    for t in reversed(range(values.shape[1])):
+        following[:, t] = upcoming
+        upcoming = torch.where(mask[:, t], values[:, t], upcoming)
+    return following
+
+
+def whiten(values: Float[Tensor, " N"], epsilon: float) -> Float[Tensor, " N"]:
+    """Mean 0 and unbiased variance 1; exactly 0 if all values are equal."""
+    if len(values) < 2 or values.max() == values.min():
+        return torch.zeros_like(values)
+    return (values - values.mean()) * torch.rsqrt(values.var(correction=1) + epsilon)
+
+
+def scattered(values: Sequence[Tensor], where: Sequence[Tensor], found: Float[Tensor, " N"]) -> list[Tensor]:
+    """Parts of a batch, [B, T] each, with the values `found` over all parts written to the positions `where`."""
+    pieces = found.split([int(each.sum()) for each in where])
+    return [each.masked_scatter(*into) for each, *into in zip(values, where, pieces, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -60,8 +100,7 @@ class Gae:
     per_token: ClassVar[bool] = True
     needs_values: ClassVar[bool] = True
     peers: ClassVar[Peers] = Peers(
-        "none: PPOTrainer was removed",
-        "adv_estimator gae: gamma 1, lam 1.0 where PPO has 0.95",
+        "none: PPOTrainer was removed", "adv_estimator gae: gamma 1, lam 1.0 where PPO has 0.95"
     )
 
     def __post_init__(self) -> None:
@@ -93,7 +132,7 @@ class Gae:
             critic = backward_sums(errors, self.discount * decays, mask)
         return Credit(advantages, critic + values)
 
-    def decays(self, mask: Bool[Tensor, "B T"]) -> Float[Tensor, " B"]:
+    def decays(self, mask: Mask) -> Float[Tensor, " B"]:
         """λ of each row's advantages."""
         lengths = mask.sum(dim=1).double()
         if self.length_adaptive is None:
@@ -140,7 +179,7 @@ class ProcessNormalized:
         ]
 
     @staticmethod
-    def _steps(feedback: Feedback) -> Bool[Tensor, "B T"]:
+    def _steps(feedback: Feedback) -> Mask:
         if feedback.token_rewards is None:
             raise ValueError("token_rewards is None: ProcessNormalized needs the reward of each step, NaN elsewhere")
         return feedback.mask & ~feedback.token_rewards.isnan() & feedback.scored.unsqueeze(1)

@@ -11,11 +11,10 @@ With x = log π_ref − log π, which estimator decides what its gradient pulls 
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from torch import Tensor
-
-from proximo.losses.arithmetic import bounded_exp
+from proximo.losses.arithmetic import Tokens, bounded_exp
 from proximo.losses.pieces.protocols import DivergenceProtocol, Peers
-from proximo.types.tensor_types import Float
+
+__all__ = ["K1", "K2", "K3", "KlLoss", "UnbiasedK3"]
 
 
 @dataclass(frozen=True)
@@ -25,12 +24,7 @@ class K1:
     pulls: ClassVar[bool] = False
     formula: ClassVar[str] = "log π − log π_ref"
 
-    def __call__(
-        self,
-        logprobs: Float[Tensor, "B T"],
-        ref_logprobs: Float[Tensor, "B T"],
-        log_ratio: Float[Tensor, "B T"],
-    ) -> Float[Tensor, "B T"]:
+    def __call__(self, logprobs: Tokens, ref_logprobs: Tokens, log_ratio: Tokens) -> Tokens:
         return logprobs - ref_logprobs
 
 
@@ -40,12 +34,7 @@ class K2:
 
     formula: ClassVar[str] = "½ (log π − log π_ref)²"
 
-    def __call__(
-        self,
-        logprobs: Float[Tensor, "B T"],
-        ref_logprobs: Float[Tensor, "B T"],
-        log_ratio: Float[Tensor, "B T"],
-    ) -> Float[Tensor, "B T"]:
+    def __call__(self, logprobs: Tokens, ref_logprobs: Tokens, log_ratio: Tokens) -> Tokens:
         return (logprobs - ref_logprobs).square() / 2
 
 
@@ -55,12 +44,7 @@ class K3:
 
     formula: ClassVar[str] = "π_ref/π − log(π_ref/π) − 1"
 
-    def __call__(
-        self,
-        logprobs: Float[Tensor, "B T"],
-        ref_logprobs: Float[Tensor, "B T"],
-        log_ratio: Float[Tensor, "B T"],
-    ) -> Float[Tensor, "B T"]:
+    def __call__(self, logprobs: Tokens, ref_logprobs: Tokens, log_ratio: Tokens) -> Tokens:
         gap = ref_logprobs - logprobs
         return bounded_exp(gap) - gap - 1
 
@@ -71,12 +55,7 @@ class UnbiasedK3:
 
     formula: ClassVar[str] = "π/π_old · ( π_ref/π − log(π_ref/π) − 1 )"
 
-    def __call__(
-        self,
-        logprobs: Float[Tensor, "B T"],
-        ref_logprobs: Float[Tensor, "B T"],
-        log_ratio: Float[Tensor, "B T"],
-    ) -> Float[Tensor, "B T"]:
+    def __call__(self, logprobs: Tokens, ref_logprobs: Tokens, log_ratio: Tokens) -> Tokens:
         gap = ref_logprobs - logprobs
         # r·e^x as one exponential: their product may overflow where neither factor does.
         return bounded_exp(log_ratio + gap) - bounded_exp(log_ratio) * (gap + 1)
@@ -102,10 +81,5 @@ class KlLoss:
         if self.coefficient < 0:
             raise ValueError(f"kl.coefficient is {self.coefficient}: give 0 or more; below 0 it pushes away")
 
-    def __call__(
-        self,
-        logprobs: Float[Tensor, "B T"],
-        ref_logprobs: Float[Tensor, "B T"],
-        log_ratio: Float[Tensor, "B T"],
-    ) -> Float[Tensor, "B T"]:
+    def __call__(self, logprobs: Tokens, ref_logprobs: Tokens, log_ratio: Tokens) -> Tokens:
         return self.coefficient * self.estimator(logprobs, ref_logprobs, log_ratio)

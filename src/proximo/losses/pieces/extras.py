@@ -11,10 +11,12 @@ from typing import ClassVar, cast
 import torch
 from torch import Tensor
 
-from proximo.losses.arithmetic import at_least_float32
+from proximo.losses.arithmetic import Tokens, at_least_float32
 from proximo.losses.pieces.protocols import ExtraProtocol, ExtraTraits, Need, Peers
 from proximo.losses.records import Rows
 from proximo.types.tensor_types import Float, Int
+
+__all__ = ["EntropyBonus", "PositiveNll", "RouterBalance", "ValueLoss", "supervised_loss"]
 
 
 @dataclass(frozen=True)
@@ -39,12 +41,7 @@ class ValueLoss:
         clipped = "" if self.clip is None else f", V within ±{self.clip:g} of V_old"
         return f"− {self.coefficient:g} · ½(V − return)²{clipped}"
 
-    def __call__(
-        self,
-        values: Float[Tensor, "B T"],
-        old_values: Float[Tensor, "B T"],
-        returns: Float[Tensor, "B T"],
-    ) -> Float[Tensor, "B T"]:
+    def __call__(self, values: Tokens, old_values: Tokens, returns: Tokens) -> Tokens:
         """The value loss of each token, before the coefficient."""
         error = (values - returns).square()
         if self.clip is not None:
@@ -66,11 +63,11 @@ class EntropyBonus:
     def formula(self) -> str:
         return f"+ {self.coefficient:g} · entropy"
 
-    def term(self, rows: Rows) -> Float[Tensor, "B T"]:
+    def term(self, rows: Rows) -> Tokens:
         assert rows.entropy is not None
         return self(rows.entropy)
 
-    def __call__(self, entropy: Float[Tensor, "B T"]) -> Float[Tensor, "B T"]:
+    def __call__(self, entropy: Tokens) -> Tokens:
         return -self.coefficient * entropy
 
 
@@ -97,10 +94,10 @@ class PositiveNll:
         correct = (outcome > self.above).double()
         return correct / (correct * counts).sum().clamp(min=1)
 
-    def term(self, rows: Rows) -> Float[Tensor, "B T"]:
+    def term(self, rows: Rows) -> Tokens:
         return self(rows.logprobs)
 
-    def __call__(self, logprobs: Float[Tensor, "B T"]) -> Float[Tensor, "B T"]:
+    def __call__(self, logprobs: Tokens) -> Tokens:
         return -self.coefficient * logprobs
 
 
@@ -174,6 +171,6 @@ def needing(extras: Sequence[Extra], need: Need) -> list[str]:
     return [type(extra).__name__ for extra in extras if need in ExtraTraits.read(extra).needs]
 
 
-def supervised_loss(logprobs: Float[Tensor, "B T"], dynamic: bool = False) -> Float[Tensor, "B T"]:
+def supervised_loss(logprobs: Tokens, dynamic: bool = False) -> Tokens:
     """−log π of each token. Dynamic fine-tuning (DFT) multiplies it by the token's own probability, held constant."""
     return -logprobs * logprobs.detach().exp() if dynamic else -logprobs

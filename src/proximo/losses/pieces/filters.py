@@ -10,10 +10,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from proximo.losses.arithmetic import answer_of
-from proximo.losses.groups import siblings
+from proximo.losses.arithmetic import Mask, answer_of, siblings
 from proximo.losses.pieces.protocols import KeepProtocol, KeepTraits, Peers
 from proximo.types.tensor_types import Bool, Float, Int
+
+__all__ = ["KeepAll", "KeepCorrect", "KeepMixed", "trained_mask"]
 
 
 @dataclass(frozen=True)
@@ -24,8 +25,7 @@ class KeepAll:
     """Whether completions cut at the limit are in the loss; they count in their group's statistics either way."""
     reads_outcome: ClassVar[bool] = False
     peers: ClassVar[Peers] = Peers(
-        "the default; mask_truncated_completions False",
-        "the default; no mask for truncated completions",
+        "the default; mask_truncated_completions False", "the default; no mask for truncated completions"
     )
 
     @property
@@ -99,6 +99,6 @@ def drops(keep: Keep, outcome: Float[Tensor, " B"]) -> bool:
     return not kept.any() and (KeepTraits.read(keep).refills or not unscored)
 
 
-def trained_mask(keep: Keep, mask: Bool[Tensor, "B T"], truncated: Bool[Tensor, " B"]) -> Bool[Tensor, "B T"]:
+def trained_mask(keep: Keep, mask: Mask, truncated: Bool[Tensor, " B"]) -> Mask:
     """The mask of the loss, without truncated completions if `keep` excludes them."""
     return mask if KeepTraits.read(keep).truncated else mask & ~truncated.unsqueeze(1)

@@ -16,12 +16,11 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from proximo.losses.arithmetic import bounded_exp, row_mean
+from proximo.losses.arithmetic import Mask, Tokens, bounded_exp, row_mean
 from proximo.losses.pieces.protocols import GateProtocol, Peers, RatioTraits
-from proximo.types.tensor_types import Bool, Float
+from proximo.types.tensor_types import Float
 
-Tokens = Float[Tensor, "B T"]
-Mask = Bool[Tensor, "B T"]
+__all__ = ["CappedScore", "Clip", "GammaScore", "GeometricClip", "Reinforce", "SoftGate", "Unclipped"]
 
 
 @dataclass(frozen=True)

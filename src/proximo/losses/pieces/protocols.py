@@ -25,8 +25,23 @@ from typing import Any, ClassVar, Literal, NamedTuple, Protocol, Self, get_args,
 import torch
 from torch import Tensor
 
+from proximo.losses.arithmetic import Mask, Tokens
 from proximo.losses.records import Candidates, Credit, Feedback, Rows
 from proximo.types.tensor_types import Bool, Float, Int
+
+__all__ = [
+    "AdvantageProtocol",
+    "AnchorProtocol",
+    "CorrectionProtocol",
+    "DivergenceProtocol",
+    "ExtraProtocol",
+    "GateProtocol",
+    "KeepProtocol",
+    "RatioProtocol",
+    "SelectionProtocol",
+    "ShapeProtocol",
+    "WeightsProtocol",
+]
 
 
 @runtime_checkable
@@ -193,9 +208,7 @@ class AdvantageTraits(Traits):
 
 @runtime_checkable
 class AnchorProtocol(Piece, Protocol):
-    def __call__(
-        self, current: Float[Tensor, "B T"], old: Float[Tensor, "B T"], sampler: Float[Tensor, "B T"] | None
-    ) -> Float[Tensor, "B T"]:
+    def __call__(self, current: Tokens, old: Tokens, sampler: Tokens | None) -> Tokens:
         """The log-probs that ratios are measured against. None of the three has a gradient."""
         ...
 
@@ -213,7 +226,7 @@ class AnchorTraits(Traits):
 
 @runtime_checkable
 class RatioProtocol(Piece, Protocol):
-    def __call__(self, log_ratio: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]) -> Float[Tensor, "B T"]:
+    def __call__(self, log_ratio: Tokens, mask: Mask) -> Tokens:
         """The log-ratio for the gate, from each token's own log-ratio."""
         ...
 
@@ -235,17 +248,11 @@ class RatioTraits(Traits):
 
 @runtime_checkable
 class GateProtocol(Piece, Protocol):
-    def __call__(
-        self,
-        log_ratio: Float[Tensor, "B T"],
-        logprobs: Float[Tensor, "B T"],
-        advantages: Float[Tensor, "B T"],
-        mask: Bool[Tensor, "B T"],
-    ) -> Float[Tensor, "B T"]:
+    def __call__(self, log_ratio: Tokens, logprobs: Tokens, advantages: Tokens, mask: Mask) -> Tokens:
         """The loss of each token, minimised."""
         ...
 
-    def through(self, log_ratio: Float[Tensor, "B T"], advantages: Float[Tensor, "B T"]) -> Float[Tensor, "B T"]:
+    def through(self, log_ratio: Tokens, advantages: Tokens) -> Tokens:
         """The share of the importance-weighted gradient r·A that passes: 1 untouched, 0 blocked."""
         ...
 
@@ -287,13 +294,11 @@ class SelectionProtocol(Piece, Protocol):
     """Whether it ranks tokens of different rows. If so, it is called once per update with all tokens as one row;
     otherwise once per micro-batch, with its rows."""
 
-    def choose(self, candidates: Candidates, generator: torch.Generator | None) -> Bool[Tensor, "B T"]:
+    def choose(self, candidates: Candidates, generator: torch.Generator | None) -> Mask:
         """The tokens to act on."""
         ...
 
-    def apply(
-        self, losses: Float[Tensor, "B T"], log_ratio: Float[Tensor, "B T"], chosen: Bool[Tensor, "B T"]
-    ) -> Float[Tensor, "B T"]:
+    def apply(self, losses: Tokens, log_ratio: Tokens, chosen: Mask) -> Tokens:
         """The losses after acting on the selected tokens."""
         ...
 
@@ -310,7 +315,7 @@ class SelectionTraits(Traits):
 
 @runtime_checkable
 class CorrectionProtocol(Piece, Protocol):
-    def __call__(self, log_weight: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]) -> Float[Tensor, "B T"]:
+    def __call__(self, log_weight: Tokens, mask: Mask) -> Tokens:
         """A constant factor for each token's policy loss, from log π_old − log μ; 0 rejects it."""
         ...
 
@@ -326,9 +331,7 @@ class CorrectionTraits(Traits):
 
 @runtime_checkable
 class DivergenceProtocol(Piece, Protocol):
-    def __call__(
-        self, logprobs: Float[Tensor, "B T"], ref_logprobs: Float[Tensor, "B T"], log_ratio: Float[Tensor, "B T"]
-    ) -> Float[Tensor, "B T"]:
+    def __call__(self, logprobs: Tokens, ref_logprobs: Tokens, log_ratio: Tokens) -> Tokens:
         """An estimate of each token's distance to the reference."""
         ...
 
@@ -362,7 +365,7 @@ class WeightsTraits(Traits):
 
 @runtime_checkable
 class ExtraProtocol(Piece, Protocol):
-    def term(self, rows: Rows) -> Float[Tensor, "B T"]:
+    def term(self, rows: Rows) -> Tokens:
         """Each token's additional loss, coefficient included, before weights."""
         ...
 

@@ -9,11 +9,20 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from torch import Tensor
 
-from proximo.losses.arithmetic import row_mean, row_sum
+from proximo.losses.arithmetic import Mask, Tokens, row_mean, row_sum
 from proximo.losses.pieces.protocols import AnchorProtocol, Peers, RatioProtocol
-from proximo.types.tensor_types import Bool, Float
+
+__all__ = [
+    "CurrentPolicy",
+    "NoRatio",
+    "OldPolicy",
+    "SamplerPolicy",
+    "SequenceProductRatio",
+    "SequenceRatio",
+    "SequenceTokenRatio",
+    "TokenRatio",
+]
 
 
 @dataclass(frozen=True)
@@ -22,13 +31,10 @@ class OldPolicy:
 
     formula: ClassVar[str] = "π_old"
     peers: ClassVar[Peers] = Peers(
-        "recomputed when steps_per_generation or num_iterations make it differ",
-        "recomputed before every update",
+        "recomputed when steps_per_generation or num_iterations make it differ", "recomputed before every update"
     )
 
-    def __call__(
-        self, current: Float[Tensor, "B T"], old: Float[Tensor, "B T"], sampler: Float[Tensor, "B T"] | None
-    ) -> Float[Tensor, "B T"]:
+    def __call__(self, current: Tokens, old: Tokens, sampler: Tokens | None) -> Tokens:
         return old
 
 
@@ -40,9 +46,7 @@ class SamplerPolicy:
     formula: ClassVar[str] = "μ"
     peers: ClassVar[Peers] = Peers("none", "rollout_correction.bypass_mode False")
 
-    def __call__(
-        self, current: Float[Tensor, "B T"], old: Float[Tensor, "B T"], sampler: Float[Tensor, "B T"] | None
-    ) -> Float[Tensor, "B T"]:
+    def __call__(self, current: Tokens, old: Tokens, sampler: Tokens | None) -> Tokens:
         assert sampler is not None
         return sampler
 
@@ -55,9 +59,7 @@ class CurrentPolicy:
     formula: ClassVar[str] = "sg[π]"
     peers: ClassVar[Peers] = Peers("implied by one update per batch", "loss_mode gpg")
 
-    def __call__(
-        self, current: Float[Tensor, "B T"], old: Float[Tensor, "B T"], sampler: Float[Tensor, "B T"] | None
-    ) -> Float[Tensor, "B T"]:
+    def __call__(self, current: Tokens, old: Tokens, sampler: Tokens | None) -> Tokens:
         return current
 
 
@@ -72,7 +74,7 @@ class NoRatio:
     formula: ClassVar[str] = ""
     peers: ClassVar[Peers] = Peers("none", "loss_mode gpg")
 
-    def __call__(self, log_ratio: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]) -> Float[Tensor, "B T"]:
+    def __call__(self, log_ratio: Tokens, mask: Mask) -> Tokens:
         return torch.zeros_like(log_ratio)
 
 
@@ -82,11 +84,10 @@ class TokenRatio:
 
     formula: ClassVar[str] = "π(y_t) / π_anchor(y_t)"
     peers: ClassVar[Peers] = Peers(
-        'importance_sampling_level "token"',
-        "one for each token in every loss_mode but gspo",
+        'importance_sampling_level "token"', "one for each token in every loss_mode but gspo"
     )
 
-    def __call__(self, log_ratio: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]) -> Float[Tensor, "B T"]:
+    def __call__(self, log_ratio: Tokens, mask: Mask) -> Tokens:
         return log_ratio
 
 
@@ -99,11 +100,10 @@ class SequenceRatio:
     length_normalised: ClassVar[bool] = True
     formula: ClassVar[str] = "( Π_t π(y_t) / π_anchor(y_t) )^(1/|y|)"
     peers: ClassVar[Peers] = Peers(
-        'importance_sampling_level "sequence" (default "token")',
-        "loss_mode gspo, in its sequence_token form",
+        'importance_sampling_level "sequence" (default "token")', "loss_mode gspo, in its sequence_token form"
     )
 
-    def __call__(self, log_ratio: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]) -> Float[Tensor, "B T"]:
+    def __call__(self, log_ratio: Tokens, mask: Mask) -> Tokens:
         return row_mean(log_ratio, mask).expand_as(log_ratio)
 
 
@@ -119,7 +119,7 @@ class SequenceTokenRatio:
     formula: ClassVar[str] = "sg[ ( Π_t π(y_t) / π_anchor(y_t) )^(1/|y|) ] · π(y_t) / sg[π(y_t)]"
     peers: ClassVar[Peers] = Peers("none", "loss_mode gspo")
 
-    def __call__(self, log_ratio: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]) -> Float[Tensor, "B T"]:
+    def __call__(self, log_ratio: Tokens, mask: Mask) -> Tokens:
         # Own minus detached first: the difference is exactly 0, so that the mean loses no digits.
         return (log_ratio - log_ratio.detach()) + row_mean(log_ratio, mask).detach()
 
@@ -142,7 +142,7 @@ class SequenceProductRatio:
     def formula(self) -> str:
         return f"Π_t π(y_t) / π_anchor(y_t),  its log within ±{self.max_log:g}"
 
-    def __call__(self, log_ratio: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]) -> Float[Tensor, "B T"]:
+    def __call__(self, log_ratio: Tokens, mask: Mask) -> Tokens:
         return row_sum(log_ratio, mask).clamp(-self.max_log, self.max_log).expand_as(log_ratio)
 
 

@@ -12,10 +12,12 @@ from typing import ClassVar, cast
 import torch
 from torch import Tensor
 
-from proximo.losses.arithmetic import count_of, sampled
+from proximo.losses.arithmetic import Mask, Tokens, count_of, sampled
 from proximo.losses.pieces.divergences import K1, Divergence
 from proximo.losses.pieces.protocols import Peers, ShapeProtocol, ShapeTraits, formula_of
-from proximo.types.tensor_types import Bool, Float, Int
+from proximo.types.tensor_types import Float, Int
+
+__all__ = ["AdaptiveKl", "KlReward", "LinearOverlong", "SoftOverlong"]
 
 UNIT = "u = half of what a right answer earns more than a wrong one"
 """1 where rewards are ±1, as in DAPO's paper; 0.5 where they are 0 and 1."""
@@ -120,8 +122,7 @@ class KlReward:
     """Controller that moves the coefficient towards a target KL after each step. None: it is fixed."""
     per_token: ClassVar[bool] = True
     peers: ClassVar[Peers] = Peers(
-        "none in GRPOTrainer; RLOOTrainer's beta",
-        "use_kl_in_reward False, kl_penalty kl, kl_coef 0.001",
+        "none in GRPOTrainer; RLOOTrainer's beta", "use_kl_in_reward False, kl_penalty kl, kl_coef 0.001"
     )
 
     @property
@@ -136,12 +137,7 @@ class KlReward:
         if self.coefficient < 0:
             raise ValueError(f"shape.coefficient is {self.coefficient}: give 0 or more; a reward pulls, it cannot push")
 
-    def __call__(
-        self,
-        old_logprobs: Float[Tensor, "B T"],
-        ref_logprobs: Float[Tensor, "B T"],
-        mask: Bool[Tensor, "B T"],
-    ) -> Float[Tensor, "B T"]:
+    def __call__(self, old_logprobs: Tokens, ref_logprobs: Tokens, mask: Mask) -> Tokens:
         """Token rewards, which `proximo.advantages` takes as `token_rewards`."""
         on_policy = torch.zeros_like(old_logprobs)
         return sampled(-self.coefficient * self.estimator(old_logprobs, ref_logprobs, on_policy), mask)

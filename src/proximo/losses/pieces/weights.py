@@ -17,9 +17,11 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from proximo.losses.groups import group_index, sum_by_group
+from proximo.losses.arithmetic import Mask, Tokens, group_index, sum_by_group
 from proximo.losses.pieces.protocols import AdvantageTraits, Peers, WeightsProtocol
-from proximo.types.tensor_types import Bool, Float, Int
+from proximo.types.tensor_types import Float, Int
+
+__all__ = ["ConstantLength", "PromptMean", "SequenceMean", "SequenceSum", "TokenMean", "token_weights"]
 
 
 @dataclass(frozen=True)
@@ -28,7 +30,7 @@ class _OneForARow:
         """Weight of each sampled token of a row."""
         raise NotImplementedError
 
-    def __call__(self, mask: Bool[Tensor, "B T"], group: Int[Tensor, " B"]) -> Float[Tensor, "B T"]:
+    def __call__(self, mask: Mask, group: Int[Tensor, " B"]) -> Tokens:
         return token_weights(self, mask, group)
 
 
@@ -50,8 +52,7 @@ class SequenceMean(_OneForARow):
 
     formula: ClassVar[str] = "(1/B) Σ_i (1/|y_i|) Σ_t"
     peers: ClassVar[Peers] = Peers(
-        'loss_type "grpo" or "sapo" (default "dapo")',
-        "loss_agg_mode seq-mean-token-mean (default token-mean)",
+        'loss_type "grpo" or "sapo" (default "dapo")', "loss_agg_mode seq-mean-token-mean (default token-mean)"
     )
 
     def of_rows(self, counts: Float[Tensor, " B"], group: Int[Tensor, " B"]) -> Float[Tensor, " B"]:
@@ -126,8 +127,6 @@ class ConstantLength(_OneForARow):
 Weights = TokenMean | SequenceMean | PromptMean | SequenceSum | ConstantLength | WeightsProtocol
 
 
-def token_weights(
-    weights: WeightsProtocol, mask: Bool[Tensor, "B T"], group: Int[Tensor, " B"]
-) -> Float[Tensor, "B T"]:
+def token_weights(weights: WeightsProtocol, mask: Mask, group: Int[Tensor, " B"]) -> Tokens:
     """The weight of every sampled token of an optimizer step, 0 elsewhere."""
     return mask.double() * weights.of_rows(mask.sum(dim=1).double(), group).unsqueeze(1)

@@ -183,8 +183,4 @@ def _error_of_one(last: Sequence[Evaluated]) -> float:
     return math.sqrt((share * (1 - share) + 1 / (4 * problems)) / problems)
 
 
-RULES: tuple[Rule, ...] = (
-    OnePart(),
-    HeldOutFlat(),
-    HeldOutFall(),
-)
+RULES: tuple[Rule, ...] = (OnePart(), HeldOutFlat(), HeldOutFall())

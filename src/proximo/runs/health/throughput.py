@@ -126,9 +126,4 @@ class Straggler:
         return None
 
 
-RULES: tuple[Rule, ...] = (
-    IdleLearner(),
-    IdleEngines(),
-    SlowPush(),
-    Straggler(),
-)
+RULES: tuple[Rule, ...] = (IdleLearner(), IdleEngines(), SlowPush(), Straggler())

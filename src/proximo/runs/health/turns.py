@@ -116,9 +116,4 @@ class FormatCollapse:
         return f"over {self.window} steps {broken:.0%} of the calls could not be read{before}"
 
 
-RULES: tuple[Rule, ...] = (
-    Loops(),
-    ToolsUnused(),
-    ToolsFail(),
-    FormatCollapse(),
-)
+RULES: tuple[Rule, ...] = (Loops(), ToolsUnused(), ToolsFail(), FormatCollapse())

@@ -169,10 +169,4 @@ class WeakValueModel:
         )
 
 
-RULES: tuple[Rule, ...] = (
-    SamplerGap(),
-    GrowingGap(),
-    ClipSaturation(),
-    HugeUpdate(),
-    WeakValueModel(),
-)
+RULES: tuple[Rule, ...] = (SamplerGap(), GrowingGap(), ClipSaturation(), HugeUpdate(), WeakValueModel())
