@@ -65,10 +65,11 @@ gallery: .venv/.ready
 	$(BIN)/python docs/gallery.py
 
 # Writes the help texts that `proximo train --help` and others print without importing torch, and the verdicts that
-# `proximo study` lists, from the results in docs/studies.
+# `proximo study` lists, from the results in docs/studies; and the tables of rules and metrics in the guide of health.
 pages: .venv/.ready
 	$(BIN)/python -c "from proximo.cli.helping.pages import write_pages; write_pages()"
 	$(BIN)/python -c "from proximo_lab.studies.verdicts import write_verdicts; write_verdicts()"
+	$(BIN)/python docs/health_tables.py
 
 # Builds site/, the documentation as web pages that need nothing from elsewhere; a broken link fails. About 20 s.
 docs: .venv/.docs

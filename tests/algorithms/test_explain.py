@@ -1,16 +1,17 @@
 """What `proximo explain` says: complete, true to the value, and one line for what was changed."""
 
 import re
-from dataclasses import is_dataclass, replace
-from typing import get_args
+from dataclasses import dataclass, replace
+from typing import get_type_hints
 
 import pytest
+import torch
 
 from proximo import algorithms
 from proximo.algorithms import DAPO, GRPO, GSPO, GSPO_TOKEN, LUSPO, PPO, SAPO, VAPO, Algorithm, UnusualChoice, explain
-from proximo.algorithms.formula import objective
-from proximo.algorithms.peers import PEERS, UNUSED
+from proximo.algorithms.explain import UNUSED, objective
 from proximo.cli import main
+from proximo.config.unions import classes
 from proximo.losses import (
     Clip,
     ClipCovariance,
@@ -24,29 +25,52 @@ from proximo.losses import (
     TokenMean,
     TokenTruncated,
 )
-from proximo.losses.pieces.corrections import Correction
-from proximo.losses.pieces.credit import Advantage
-from proximo.losses.pieces.extras import Extra
-from proximo.losses.pieces.filters import Keep
+from proximo.losses.pieces.divergences import Divergence
 from proximo.losses.pieces.gates import Gate
-from proximo.losses.pieces.ratios import Anchor, Ratio
-from proximo.losses.pieces.selection import Selection
-from proximo.losses.pieces.shaping import Shape
-from proximo.losses.pieces.weights import Weights
+from proximo.losses.pieces.protocols import Description, GateTraits
 from proximo.rl.config import TrainingOptions
+from proximo.runs.metric_docs import meaning
 from tests import ROOT
 
-PIECES = [
-    piece
-    for union in (Shape, Keep, Advantage, Anchor, Ratio, Gate, Selection, Correction, Weights, Extra)
-    for piece in get_args(union)
-    if is_dataclass(piece)
-] + [KlLoss]
+PIECES = {kind for stage in get_type_hints(Algorithm).values() for kind in classes(stage)}
+"""Each class of the package that a stage may hold."""
+ESTIMATORS = set(classes(Divergence))
 
 
-def test_every_piece_has_its_peers():
-    assert set(PIECES) == PEERS.keys()
+def silent(pieces: set[type], member: str) -> set[str]:
+    """Names of the pieces that do not say this of themselves."""
+    return {kind.__name__ for kind in pieces if not hasattr(kind, member)}
+
+
+def test_every_piece_gives_its_formula_and_its_peers():
+    assert {Clip, KlLoss, EntropyBonus, SoftOverlong} < PIECES
+    assert silent((PIECES | ESTIMATORS) - {KlLoss}, "formula") == set()
+    assert silent(PIECES, "peers") == set()
     assert {stage for stage in explain.STAGES if getattr(Algorithm(), stage) is None} == UNUSED.keys()
+
+
+def test_a_forgotten_formula_is_noticed():
+    @dataclass(frozen=True)
+    class Forgotten:
+        peers = ("none", "none")
+
+    assert silent({Clip, Forgotten}, "formula") == {"Forgotten"}
+    assert silent({Clip, Forgotten}, "peers") == set()
+
+
+@pytest.mark.parametrize("kind", sorted(PIECES | ESTIMATORS, key=lambda kind: kind.__name__))
+def test_what_a_piece_says_of_itself_is_of_the_right_kind(kind: type):
+    said = Description.read(kind())
+    assert kind is KlLoss or said.formula is not None
+    assert all(isinstance(words, str) and words for words in said.peers)
+
+
+@pytest.mark.parametrize("gate", classes(Gate))
+def test_a_gate_says_what_its_statistics_mean(gate: type):
+    statistics, one = GateTraits.read(gate()).statistics, torch.zeros(1, 1)
+    named = {} if statistics is None else statistics(one, one, torch.ones(1, 1, dtype=torch.bool))
+    assert Description.read(gate()).metrics.keys() == named.keys()
+    assert all(meaning(name) == words for name, words in Description.read(gate()).metrics.items())
 
 
 def test_every_named_algorithm_has_a_card():

@@ -8,7 +8,7 @@ from proximo.distributed.shares import batch_shares, row_shares, trimmed, update
 from proximo.learner.gradients import UpdateRows
 from proximo.learner.passes import Passes
 from proximo.learner.ranks import deal
-from proximo.losses.token_weights import Plan
+from proximo.losses.objective import Plan
 from proximo.rl.assemble import to_batch
 from tests.distributed.rank_cases import make_groups
 

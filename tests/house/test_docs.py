@@ -16,7 +16,7 @@ from proximo.cli import main
 from proximo.cli.commands import compare, plan
 from proximo.data import Mistakes, read_examples, read_rankings
 from proximo.insight.compare import workers
-from proximo.losses.pieces import traits
+from proximo.losses.pieces.protocols import Traits
 from proximo.runs.tracking import sidecars
 from proximo_lab.studies import designs
 from tests import ROOT
@@ -122,8 +122,8 @@ def check_data(body: str, read, place: str) -> None:
     assert not mistakes, f"{place}: {mistakes}"
 
 
-@pytest.mark.parametrize("kind", traits.Traits.__subclasses__(), ids=lambda kind: kind.__name__)
-def test_the_guide_names_what_a_piece_may_have(kind: type[traits.Traits]):
+@pytest.mark.parametrize("kind", Traits.__subclasses__(), ids=lambda kind: kind.__name__)
+def test_the_guide_names_what_a_piece_may_have(kind: type[Traits]):
     text = (ROOT / "docs/guides/extending.md").read_text()
     assert [each.name for each in fields(kind) if f"`{each.name}" not in text] == []
 

@@ -34,7 +34,7 @@ def test_nothing_asks_which_class_a_piece_is():
     pieces = {
         node.name
         for path in FILES
-        if path.parent == SOURCE / "losses" / "pieces" and path.stem not in ("protocols", "traits")
+        if path.parent == SOURCE / "losses" / "pieces" and path.stem != "protocols"
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.ClassDef)
     }

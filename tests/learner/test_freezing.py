@@ -8,10 +8,9 @@ import torch
 
 from proximo.algorithms import GRPO
 from proximo.config import toml
-from proximo.learner.freezing import frozen_names
 from proximo.learner.learner import Learner
 from proximo.learner.options import LearnerOptions
-from proximo.learner.policy import PlainPolicy
+from proximo.learner.policy import PlainPolicy, frozen_names
 from proximo.models import tiny_model
 from proximo.models.adapters.lora import Lora
 from proximo.rl.assemble import assemble

@@ -12,7 +12,7 @@ from transformers import MixtralConfig, MixtralForCausalLM, Qwen3MoeConfig, Qwen
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeTopKRouter, load_balancing_loss_func
 
 from proximo.algorithms import GRPO, GSPO
-from proximo.algorithms.formula import objective
+from proximo.algorithms.explain import objective
 from proximo.learner.experts import drift_stats, routing_metrics
 from proximo.learner.learner import Learner
 from proximo.learner.options import LearnerOptions

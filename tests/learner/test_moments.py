@@ -5,9 +5,8 @@ import torch
 from torch import nn
 from torch.testing import assert_close
 
-from proximo.learner.moments import InBlocks, shape_of
-from proximo.learner.optimizer import Optimizer
-from proximo.learner.schedule import Moments
+from proximo.learner.optimizer import InBlocks, Optimizer, shape_of
+from proximo.learner.options import Moments
 from proximo.planning.holdings import component
 from proximo.rl.preflight.estimate import Held, parameter_bytes
 

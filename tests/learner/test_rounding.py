@@ -13,7 +13,7 @@ from proximo.learner.learner import Learner
 from proximo.learner.options import LearnerOptions
 from proximo.learner.policy import PlainPolicy
 from proximo.learner.rounding import check_gap, max_gap
-from proximo.losses.mismatch import MismatchStats
+from proximo.losses.diagnostics import MismatchStats
 from proximo.models import tiny_model, tiny_moe, with_precision
 from proximo.rl.assemble import assemble
 from proximo.rl.config import EvaluationOptions, RunConfig, TrainingOptions

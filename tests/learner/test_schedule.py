@@ -6,9 +6,8 @@ import pytest
 
 from proximo.algorithms import GRPO
 from proximo.learner.learner import Learner
-from proximo.learner.options import LearnerOptions
+from proximo.learner.options import LearnerOptions, rate_share
 from proximo.learner.policy import PlainPolicy
-from proximo.learner.schedule import rate_share
 from proximo.runs.config_changes import differences
 from proximo.supervised.schedule import FitOptions, Schedule
 from tests.learner.test_lora import small

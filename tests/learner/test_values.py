@@ -17,7 +17,7 @@ from proximo.learner.passes import Passes
 from proximo.learner.policy import PlainPolicy
 from proximo.losses import AdaptiveKl, Gae, KlReward, TokenWhitened, ValueLoss
 from proximo.losses.advantage_inputs import advantages, feedback_of, returns_to_go
-from proximo.losses.values import compare_baselines, error_by_position, explained_variance
+from proximo.losses.diagnostics import compare_baselines, error_by_position, explained_variance
 from proximo.models import completion_states, score, tiny_model
 from proximo.models.packing.attention import attention
 from proximo.models.packing.layout import pad

@@ -21,7 +21,7 @@ from proximo.losses import (
     ValueLoss,
 )
 from proximo.losses.pieces.credit import assign_parts
-from proximo.losses.pieces.traits import AdvantageTraits
+from proximo.losses.pieces.protocols import AdvantageTraits
 from tests.fixture import GOLDEN, GROUP, LOG_RATIO, MASK, OLD, REF, REWARDS, assert_close, golden
 
 VALUES = torch.tensor([[0.2, 0.4, 0.9, 0.5, 0.7]]).double()

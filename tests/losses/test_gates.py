@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from proximo.losses import CappedScore, Clip, GammaScore, GeometricClip, Reinforce, SoftGate, Unclipped
-from proximo.losses.pieces.traits import GateTraits
+from proximo.losses.pieces.protocols import GateTraits
 from tests.fixture import GOLDEN, LOG_RATIO, MASK, assert_close, golden
 
 ONE = torch.ones(1, 1).bool()

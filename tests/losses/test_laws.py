@@ -37,7 +37,7 @@ from proximo.losses import (
     rows_of,
     token_weights,
 )
-from proximo.losses.pieces.traits import AdvantageTraits
+from proximo.losses.pieces.protocols import AdvantageTraits
 from tests.batches import NAMED, Batch, batches, run
 from tests.fixture import assert_close
 

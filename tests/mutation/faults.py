@@ -158,31 +158,31 @@ FAULTS = (
         "losses/pieces/advantages.py", "rates.var(correction=1)", "rates.var(correction=0)", "BNPO: ddof of the moments"
     ),
     Fault(
-        "groups.py",
+        "arithmetic.py",
         "scored = ~torch.isnan(values)",
         "scored = torch.ones_like(values, dtype=torch.bool)\n    values = values.nan_to_num(0.0)",
         "unscored read as reward 0",
     ),
     Fault(
-        "groups.py",
+        "arithmetic.py",
         "unanimous=(highest <= lowest)[index]",
         "unanimous=(square_sum == 0)[index]",
         "zero variance tested by the variance",
     ),
     Fault(
-        "losses/pieces/returns.py",
+        "losses/pieces/credit.py",
         "total = torch.where(mask[:, t], values[:, t] + factor * total, total)",
         "total = values[:, t] + factor * total",
         "GAE not stepping over unsampled tokens",
     ),
     Fault(
-        "losses/pieces/returns.py",
+        "losses/pieces/credit.py",
         "upcoming = torch.where(mask[:, t], values[:, t], upcoming)",
         "upcoming = values[:, t]",
         "next value read at an unsampled token",
     ),
     Fault(
-        "losses/pieces/returns.py",
+        "losses/pieces/credit.py",
         "is_last = feedback.mask & (order == order[:, -1:])",
         "is_last = torch.arange(order.shape[1]).expand_as(order) == order.shape[1] - 1",
         "reward on the last column",
@@ -194,7 +194,7 @@ FAULTS = (
         "decoupled critic λ ignored",
     ),
     Fault(
-        "losses/pieces/returns.py",
+        "losses/pieces/credit.py",
         "values.var(correction=1)",
         "values.var(correction=0)",
         "whitening with the biased variance",
@@ -292,15 +292,17 @@ FAULTS = (
         "value clip: min for max",
     ),
     Fault("losses/pieces/extras.py", "return error / 2", "return error", "value loss without the half"),
-    Fault("inputs.py", "algorithm.anchor(current.detach(),", "algorithm.anchor(current,", "self anchor not detached"),
     Fault(
-        "inputs.py",
+        "objective.py", "algorithm.anchor(current.detach(),", "algorithm.anchor(current,", "self anchor not detached"
+    ),
+    Fault(
+        "objective.py",
         "return sampled(tensor.detach().to(current.dtype), mask)",
         "return tensor.detach().to(current.dtype)",
         "padding read as data",
     ),
     Fault(
-        "inputs.py",
+        "objective.py",
         "current = sampled(at_least_float32(inputs.logprobs), mask)",
         "current = sampled(inputs.logprobs, mask)",
         "bf16 arithmetic",
@@ -318,7 +320,7 @@ FAULTS = (
         "KL corrected for mismatch",
     ),
     Fault(
-        "token_weights.py",
+        "objective.py",
         "algorithm.weights.of_rows(counts[scored], group[scored])",
         "algorithm.weights.of_rows(counts, group)[scored]",
         "unscored rows in the denominator",
@@ -330,25 +332,25 @@ FAULTS = (
         "unbounded exponential",
     ),
     Fault(
-        "values.py",
+        "diagnostics.py",
         "1 - unexplained / spread",
         "unexplained / spread",
         "explained variance: what is left for what is explained",
     ),
     Fault(
-        "values.py",
+        "diagnostics.py",
         "rows.deviation * rows.count / (rows.count - 1).clamp(min=1)",
         "rows.deviation",
         "baseline: a row among its own siblings",
     ),
     Fault(
-        "values.py",
+        "diagnostics.py",
         "mask.sum(dim=1, keepdim=True).clamp(min=1)",
         "mask.shape[1]",
         "value error by position in the padded width",
     ),
     Fault(
-        "values.py",
+        "diagnostics.py",
         "counted = mask & (rows.count > 1).unsqueeze(1)",
         "counted = mask",
         "baseline: rows without siblings counted",
@@ -432,16 +434,19 @@ FAULTS = (
         "KL per token for KL per completion",
     ),
     Fault(
-        "mismatch.py",
+        "diagnostics.py",
         "kl=float((ratio - 1 - tokens).mean())",
         "kl=float((1 / ratio - 1 + tokens).mean())",
         "sampler's KL the wrong way round",
     ),
     Fault(
-        "mismatch.py", "return mean**2 / mean_square", "return mean / mean_square", "effective share without the square"
+        "diagnostics.py",
+        "return mean**2 / mean_square",
+        "return mean / mean_square",
+        "effective share without the square",
     ),
     Fault(
-        "mismatch.py",
+        "diagnostics.py",
         "sequences = row_sum(log_weight.double(), mask)[mask.any(dim=1)]",
         "sequences = row_sum(log_weight.double(), mask)",
         "completions without tokens counted in the spread",
@@ -592,7 +597,7 @@ FAULTS = (
         "masters that never reach the weights",
     ),
     Fault(
-        "learner/moments.py",
+        "learner/optimizer.py",
         "codes.clamp_(min=1).where(shares > 0, 0)",
         "codes",
         "8-bit mean squares rounded to 0",
@@ -604,7 +609,7 @@ FAULTS = (
         "a quantised base rounded from other weights than the run's",
     ),
     Fault(
-        "learner/schedule.py",
+        "learner/options.py",
         "left = max(steps - index, 0) / (steps - warmup)",
         "left = max(steps - index, 0) / steps",
         "a schedule that forgets its warm-up",

@@ -13,7 +13,7 @@ from proximo.algorithms import GRPO, Algorithm
 from proximo.learner.learner import Learner
 from proximo.learner.policy import PlainPolicy
 from proximo.losses import CurrentPolicy, Gae, KeepAll, TokenWhitened
-from proximo.losses.pieces.traits import KeepTraits
+from proximo.losses.pieces.protocols import KeepTraits
 from proximo.models import tiny_model, tiny_tokenizer
 from proximo.rl.assemble import assemble
 from proximo.rl.config import TrainingOptions

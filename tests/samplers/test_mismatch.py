@@ -30,8 +30,8 @@ from proximo.losses import (
     SoftGate,
     TokenTruncated,
 )
+from proximo.losses.diagnostics import effective_share, mismatch
 from proximo.losses.intervals import half_width
-from proximo.losses.mismatch import effective_share, mismatch
 from proximo.losses.pieces.ratios import SequenceProductRatio, SequenceRatio, TokenRatio
 from proximo.models import load_model, score, tiny_model, tiny_moe, tiny_tokenizer
 from proximo.models.shipped import resolve

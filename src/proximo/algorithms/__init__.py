@@ -35,7 +35,19 @@ from proximo.losses.pieces.gates import (
     SoftGate,
     Unclipped,
 )
-from proximo.losses.pieces.protocols import ShapeProtocol
+from proximo.losses.pieces.protocols import (
+    TRAITS,
+    AdvantageTraits,
+    AnchorTraits,
+    DivergenceTraits,
+    GateTraits,
+    KeepTraits,
+    RatioTraits,
+    Rules,
+    ShapeProtocol,
+    ShapeTraits,
+    WeightsTraits,
+)
 from proximo.losses.pieces.ratios import (
     Anchor,
     CurrentPolicy,
@@ -49,18 +61,6 @@ from proximo.losses.pieces.ratios import (
 )
 from proximo.losses.pieces.selection import ClipCovariance, KlCovariance, Selection
 from proximo.losses.pieces.shaping import KlReward, Shape, SoftOverlong, kl_reward_of, penalties_of
-from proximo.losses.pieces.traits import (
-    TRAITS,
-    AdvantageTraits,
-    AnchorTraits,
-    DivergenceTraits,
-    GateTraits,
-    KeepTraits,
-    RatioTraits,
-    Rules,
-    ShapeTraits,
-    WeightsTraits,
-)
 from proximo.losses.pieces.weights import ConstantLength, SequenceMean, SequenceSum, TokenMean, Weights
 
 Piece = TypeVar("Piece")

@@ -1,15 +1,17 @@
-"""Says what an algorithm is: its formula, each of its eleven choices, their sources, and its peers' names for them."""
+"""Says what an algorithm is: its formula, each of its eleven choices, their sources, and its peers' names for them.
 
+What is said of a piece stands on the piece (`Description`); what is said of a named algorithm, on its card (papers.py).
+"""
+
+import math
 from dataclasses import fields, is_dataclass
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from proximo.algorithms import Algorithm
-from proximo.algorithms.foreign import own_words
-from proximo.algorithms.formula import objective
-from proximo.algorithms.lengths import what_the_band_means
 from proximo.algorithms.papers import CARDS, GRPO_CARD, Card, card
-from proximo.algorithms.peers import COMBINED, UNUSED, Peers, peers_of
-from proximo.losses.pieces.traits import AdvantageTraits
+from proximo.config.plugins import place_of
+from proximo.losses.pieces.filters import KeepAll
+from proximo.losses.pieces.protocols import AdvantageTraits, Description, GateTraits, Peers, RatioTraits, formula_of
 
 __all__ = [
     "CARDS",
@@ -46,23 +48,87 @@ def choice(piece: Any) -> str:
     return f"{type(piece).__name__}({shown})"
 
 
+def objective(algorithm: Algorithm) -> list[str]:
+    """The objective to be maximised, and what its letters stand for."""
+    core = formula_of(algorithm.gate)
+    if algorithm.correct is not None:
+        core = f"w_μ · {core}"
+    if algorithm.kl is not None:
+        core = f"[ {core} − {algorithm.kl.coefficient:g} · KL ]"
+    extras = "".join(f"  {formula_of(extra, '− ')}" for extra in algorithm.extras)
+    lines = [f"J(θ) = {formula_of(algorithm.weights)} {core}{extras}"]
+    if ratio := formula_of(algorithm.ratio):
+        lines.append(f"ρ = {ratio.replace('π_anchor', formula_of(algorithm.anchor))}")
+    lines.append(f"A = {formula_of(algorithm.advantage)}")
+    if algorithm.shapes:
+        lines.append(f"R = outcome {' '.join(formula_of(shape, '+ ') for shape in algorithm.shapes)}")
+    if algorithm.correct is not None:
+        lines.append(f"w_μ = {formula_of(algorithm.correct)}")
+    if algorithm.kl is not None:
+        lines.append(f"KL = {formula_of(algorithm.kl.estimator)}")
+    if algorithm.select is not None:
+        lines.append(f"without {formula_of(algorithm.select)}")
+    if algorithm.keep != KeepAll():
+        lines.append(f"over {formula_of(algorithm.keep)}")
+    return lines
+
+
+NOISE = 0.05
+"""Standard deviation of one token's log-ratio, to give an example with: some updates away from the old policy."""
+LENGTHS = (3, 100, 10_000)
+
+
+def what_the_band_means(algorithm: Algorithm) -> list[str]:
+    """Lines on the lengths for which the band is meant; none where the length does not matter to it."""
+    low, high = GateTraits.read(algorithm.gate).band
+    width = max(1 - low, high - 1)
+    if not RatioTraits.read(algorithm.ratio).length_normalised or width <= 0:
+        return []
+    length = float(f"{(NOISE / width) ** 2:.3g}")
+    spreads = ", ".join(f"{NOISE / math.sqrt(length):.2g} at {length:,} tokens" for length in LENGTHS)
+    lines = [
+        "log ρ is a mean over |y| tokens: with a spread of σ at each token it spreads by about σ/√|y|, so the same "
+        "band is wide for long completions and narrow for short ones",
+        f"with σ = {NOISE:g} that is {spreads}",
+    ]
+    if length < 1:  # no completion is as short
+        return lines
+    lines[-1] += (
+        f"; the band −{1 - low:.2g} / +{high - 1:.2g} is as wide at about "
+        f"{length:,.0f} tokens. Much shorter completions are mostly blocked: widen "
+        "gate.low and gate.high to a few times ratio_spread in metrics.jsonl"
+    )
+    return lines
+
+
+UNUSED: dict[str, Peers] = {
+    "shape": Peers("no shaping; a penalty is one more reward function", "no shaping by default"),
+    "select": Peers(
+        "off_policy_mask_threshold None, top_entropy_quantile 1.0", "none, unless loss_mode is clip_cov or kl_cov"
+    ),
+    "correct": Peers("vllm_importance_sampling_correction True with vLLM", "rollout_correction.rollout_is null"),
+    "kl": Peers("beta 0.0", "use_kl_loss False"),
+    "extra": Peers("entropy_coef 0.0", "entropy_coeff 0"),
+}
+"""What the peers do at a stage that the algorithm leaves empty."""
+
+
 def stages(algorithm: Algorithm) -> list[tuple[str, str, list[Peers]]]:
     """Each stage: its name, the choice, and what the peers call it."""
     rows = []
     for stage in STAGES:
         piece = getattr(algorithm, stage)
         pieces = piece if isinstance(piece, tuple) else (piece,)
-        peers = [UNUSED[stage]] if piece is None else [peer for each in pieces for peer in _peers(each)]
-        if stage == "gate":
-            peers = [COMBINED.get((type(piece), type(algorithm.ratio)), peers[0])]
+        peers = [UNUSED[stage]] if piece is None else [peer for each in pieces for peer in _peers(each, algorithm)]
         rows.append((stage, choice(piece), peers))
     return rows
 
 
-def _peers(piece: Any) -> list[Peers]:
+def _peers(piece: Any, algorithm: Algorithm) -> list[Peers]:
     """Of a piece, and of the piece it wraps."""
-    inner = _wrapped(piece)
-    return [peers_of(piece), *([] if inner is None else _peers(inner))]
+    said, inner = Description.read(piece), _wrapped(piece)
+    peers = said.peers if said.peers_in is None else said.peers_in(algorithm)
+    return [Peers(*peers), *([] if inner is None else _peers(inner, algorithm))]
 
 
 def _wrapped(piece: Any) -> Any:
@@ -157,3 +223,35 @@ def _short(piece: Any) -> str:
         return " ".join(_short(each) for each in piece)
     inner = _wrapped(piece)
     return type(piece).__name__ + ("" if inner is None else f"({_short(inner)})")
+
+
+NOT_GIVEN = "not given"
+
+
+@runtime_checkable
+class Cites(Protocol):
+    """A piece that names the papers it comes from."""
+
+    @property
+    def papers(self) -> str | tuple[str, ...]: ...
+
+
+def own_words(piece: Any) -> list[tuple[str, str]]:
+    """Label and text of what a user's own piece says about itself; nothing of one of ours.
+
+    Example: [("from", "my_gate.py:MyGate"), ("what", "Blocks far ratios."), ("paper", "not given")]
+    """
+    if piece is None or type(piece).__module__.startswith("proximo."):
+        return []
+    return [("from", place_of(type(piece)) or NOT_GIVEN), ("what", _first_line(type(piece))), ("paper", _papers(piece))]
+
+
+def _first_line(kind: type) -> str:
+    lines = (vars(kind).get("__doc__") or "").strip().splitlines()
+    is_made = bool(lines) and lines[0].startswith(f"{kind.__name__}(")  # by dataclass, where nothing is written
+    return NOT_GIVEN if not lines or is_made else lines[0].strip()
+
+
+def _papers(piece: Any) -> str:
+    papers = piece.papers if isinstance(piece, Cites) else ()
+    return (papers if isinstance(papers, str) else "; ".join(map(str, papers))) or NOT_GIVEN

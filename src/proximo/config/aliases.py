@@ -28,6 +28,7 @@ MOVED = {
     "proximo.fleet": "proximo.samplers.engines",
     "proximo.health": "proximo.runs.health",
     "proximo.maths": "proximo.losses",
+    "proximo.losses.pieces.traits": "proximo.losses.pieces.protocols",
     "proximo.presets": "proximo.recipes.presets",
     "proximo.sandbox": "proximo.processes.sandbox",
     "proximo.studies": "proximo_lab.studies",
@@ -46,7 +47,7 @@ def current_module(module: str) -> str:
     """
     for old, new in MOVED.items():
         if module == old or module.startswith(f"{old}."):
-            return new + module.removeprefix(old)
+            module = new + module.removeprefix(old)
     return module
 
 

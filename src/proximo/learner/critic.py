@@ -8,8 +8,8 @@ from torch import Tensor
 
 from proximo.algorithms import Algorithm
 from proximo.losses.arithmetic import sampled
+from proximo.losses.diagnostics import compare_baselines, error_by_position, explained_variance
 from proximo.losses.pieces.extras import ValueLoss, value_loss_of
-from proximo.losses.values import compare_baselines, error_by_position, explained_variance
 from proximo.models.model_types import PreTrainedModel
 from proximo.models.values import TrunkHead, ValueModel, value_model
 from proximo.types import Batch, Stats

@@ -15,13 +15,10 @@ from proximo.learner.experts import Balance, CountedBalance, agreement_stats
 from proximo.learner.guard import GradientPass, Parts
 from proximo.learner.passes import OldScores, Passes
 from proximo.learner.policy import Policy
-from proximo.losses.find_nonfinite import piece_at_fault
-from proximo.losses.inputs import rows_of
-from proximo.losses.objective import loss_of
-from proximo.losses.pieces.traits import SelectionTraits
+from proximo.losses.objective import Plan, loss_of, piece_at_fault, plan_step, rows_of
+from proximo.losses.pieces.protocols import SelectionTraits
 from proximo.losses.pieces.weights import TokenMean
 from proximo.losses.records import LossInputs
-from proximo.losses.token_weights import Plan, plan_step
 from proximo.models import Scores
 from proximo.types import Batch, Stats, to_device
 from proximo.types.tensor_types import Bool, Float, Int
@@ -58,13 +55,7 @@ class Gradients:
     """Runs the passes of an update forwards and backwards."""
 
     def __init__(
-        self,
-        policy: Policy,
-        algorithm: Algorithm,
-        critic: Critic | None,
-        balance: Balance | None,
-        *,
-        seed: int,
+        self, policy: Policy, algorithm: Algorithm, critic: Critic | None, balance: Balance | None, *, seed: int
     ) -> None:
         self._policy, self._algorithm, self._critic, self._balance = policy, algorithm, critic, balance
         self._seed = seed

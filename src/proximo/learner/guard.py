@@ -29,7 +29,7 @@ from proximo.learner.optimizer import POLICY, VALUE
 from proximo.learner.options import LearnerOptions
 from proximo.learner.passes import OldScores, Passes
 from proximo.learner.policy import Policy
-from proximo.losses.mismatch import MismatchStats
+from proximo.losses.diagnostics import MismatchStats
 from proximo.models.model_types import PreTrainedModel
 from proximo.types import Batch, Stats
 from proximo.types.tensor_types import Float, Int

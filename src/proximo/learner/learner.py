@@ -11,27 +11,19 @@ from torch import Tensor
 
 from proximo.algorithms import Algorithm
 from proximo.learner.critic import critic_for
-from proximo.learner.experts import (
-    balance_for,
-    check_agreement,
-    check_replay,
-    to_replay,
-    with_drift,
-    with_routes,
-)
+from proximo.learner.experts import balance_for, check_agreement, check_replay, to_replay, with_drift, with_routes
 from proximo.learner.gradients import Gradients, old_logprobs
 from proximo.learner.guard import GradientPass, Update, UpdateGuard
 from proximo.learner.memory import checkpoint_models, checkpointable_layers, with_room
 from proximo.learner.optimizer import POLICY
-from proximo.learner.options import CPU_TOKENS, LearnerOptions, RoutingReplay
+from proximo.learner.options import CPU_TOKENS, LearnerOptions, RoutingReplay, rate_share
 from proximo.learner.passes import OldScores, Passes, minibatches
 from proximo.learner.policy import Policy
 from proximo.learner.rounding import check_gap, gate_width, late_gap
-from proximo.learner.schedule import rate_share
 from proximo.losses.arithmetic import sampled
-from proximo.losses.mismatch import MismatchStats, mismatch
+from proximo.losses.diagnostics import MismatchStats, mismatch
 from proximo.losses.pieces.extras import needing
-from proximo.losses.pieces.traits import AnchorTraits, ShapeTraits
+from proximo.losses.pieces.protocols import AnchorTraits, ShapeTraits
 from proximo.models.model_types import PreTrainedModel
 from proximo.models.values import HeadOnOwnModel, ValueModel
 from proximo.types import Batch

@@ -3,15 +3,15 @@
 A learner never touches parameters or an optimizer: a model with an adapter, or in shards, is another policy under it.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from proximo.learner.freezing import freeze
 from proximo.learner.named_tensors import by_name, copy_named, optimizer_by_name, read_parts, write_parts
 from proximo.learner.optimizer import HALVES, POLICY, VALUE, Optimizer
 from proximo.learner.options import LearnerOptions
@@ -294,3 +294,26 @@ class PlainPolicy(WholeModel):
 
 def _trained(named: Iterable[tuple[str, nn.Parameter]]) -> dict[str, nn.Parameter]:
     return {name: parameter for name, parameter in named if parameter.requires_grad}
+
+
+def frozen_names(model: nn.Module, patterns: Sequence[str]) -> set[str]:
+    """Parameters whose names contain one of the patterns, which may have wildcards; ValueError for a pattern without
+    such a parameter, or where none is left to train. Tied weights have all their names."""
+    names = [name for name, _ in model.named_parameters(remove_duplicate=False)]
+    frozen = set[str]()
+    for pattern in patterns:
+        found = {name for name in names if fnmatchcase(name, f"*{pattern}*")}
+        if not found:
+            there = f"such as {names[0]} or {names[-1]}"
+            raise ValueError(f"training.freeze has {pattern!r}, which no parameter's name contains: names are {there}")
+        frozen |= found
+    if frozen.issuperset(names):
+        raise ValueError(f"training.freeze is {list(patterns)}, which freezes every parameter: leave some to train")
+    return frozen
+
+
+def freeze(model: nn.Module, patterns: Sequence[str]) -> None:
+    frozen = frozen_names(model, patterns)
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        if name in frozen:
+            parameter.requires_grad_(False)

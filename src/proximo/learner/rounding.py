@@ -7,8 +7,8 @@ import torch
 
 from proximo.algorithms import Algorithm
 from proximo.learner.optimizer import HALVES
-from proximo.losses.mismatch import MismatchStats
-from proximo.losses.pieces.traits import GateTraits
+from proximo.losses.diagnostics import MismatchStats
+from proximo.losses.pieces.protocols import GateTraits
 from proximo.models.model_types import PreTrainedConfig, PreTrainedModel
 
 EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")

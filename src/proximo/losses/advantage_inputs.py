@@ -12,12 +12,13 @@ from torch import Tensor
 from proximo.losses.arithmetic import answer_of, at_least_float32, check_shape, sampled_mask
 from proximo.losses.pieces.credit import Advantage, ReturnToGo, assign
 from proximo.losses.pieces.filters import Keep, left_out
-from proximo.losses.pieces.protocols import ShapeProtocol
+from proximo.losses.pieces.protocols import AdvantageTraits, ShapeProtocol
 from proximo.losses.pieces.shaping import KlReward
-from proximo.losses.pieces.traits import AdvantageTraits
 from proximo.losses.records import Feedback
 from proximo.types import Batch
 from proximo.types.tensor_types import Bool, Float
+
+__all__ = ["advantages"]
 
 
 def shaped_rewards(

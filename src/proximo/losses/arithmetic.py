@@ -1,16 +1,21 @@
-"""Masked sums, bounded exponentials and checks.
+"""Masked sums, bounded exponentials, checks, and statistics of each row's group.
 
 Tokens that the policy did not sample may hold anything (padding, -inf, NaN), so values pass
 through `sampled` before any arithmetic: a masked NaN must not reach the loss or its gradient.
 """
 
 import math
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from proximo.types.tensor_types import Bool, Float
+from proximo.types.tensor_types import Bool, Float, Int
 
+Tokens = Float[Tensor, "B T"]
+"""A number for each token."""
+Mask = Bool[Tensor, "B T"]
+"""True at some of the tokens."""
 MAX_LOG = 80.0
 """exp(80) is 5.5e34: still finite in float32, and so is a product with an advantage and a weight."""
 
@@ -33,17 +38,17 @@ def bounded_exp(exponent: Float[Tensor, "*S"]) -> Float[Tensor, "*S"]:
     return exponent.clamp(-MAX_LOG, MAX_LOG).exp()
 
 
-def sampled(values: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]) -> Float[Tensor, "B T"]:
+def sampled(values: Tokens, mask: Mask) -> Tokens:
     """The values at sampled tokens, exactly 0 elsewhere."""
     return torch.where(mask, values, torch.zeros_like(values))
 
 
-def row_sum(values: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]) -> Float[Tensor, "B 1"]:
+def row_sum(values: Tokens, mask: Mask) -> Float[Tensor, "B 1"]:
     """Sum over the sampled tokens of each row."""
     return sampled(values, mask).sum(dim=1, keepdim=True)
 
 
-def row_mean(values: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]) -> Float[Tensor, "B 1"]:
+def row_mean(values: Tokens, mask: Mask) -> Float[Tensor, "B 1"]:
     """Mean over the sampled tokens of each row; 0 for a row without sampled tokens."""
     return row_sum(values, mask) / mask.sum(dim=1, keepdim=True).clamp(min=1)
 
@@ -53,7 +58,7 @@ def at_least_float32(values: Tensor) -> Tensor:
     return values if values.dtype == torch.float64 else values.float()
 
 
-def sampled_mask(mask: Tensor) -> Bool[Tensor, "B T"]:
+def sampled_mask(mask: Tensor) -> Mask:
     """The mask as booleans; numbers other than 0 and 1 are refused."""
     if mask.ndim != 2:
         raise ValueError(f"mask has shape {tuple(mask.shape)}: it must be [rows, positions]")
@@ -79,3 +84,51 @@ def check_shape(name: str, tensor: Tensor, shape: torch.Size) -> None:
     if tensor.shape != shape:
         hint = f"; for one number per row pass {name}[:, None].expand_as(mask)" if tensor.shape == shape[:1] else ""
         raise ValueError(f"{name} has shape {tuple(tensor.shape)}, the mask requires {tuple(shape)}{hint}")
+
+
+@dataclass(frozen=True)
+class Siblings:
+    """Statistics over the scored rows of each row's group; every field is aligned with rows."""
+
+    count: Float[Tensor, " B"]
+    mean: Float[Tensor, " B"]
+    deviation: Float[Tensor, " B"]
+    """Each row's own value minus its group's mean; 0 for an unscored row."""
+    square_sum: Float[Tensor, " B"]
+    """Sum of the squared deviations in the group."""
+    unanimous: Bool[Tensor, " B"]
+    """Whether all scored values are equal, tested by max == min, since rounding may leave a standard deviation of
+    1e-17."""
+
+
+def group_index(group: Int[Tensor, " B"]) -> tuple[Int[Tensor, " B"], int]:
+    """Labels renumbered to 0..P-1, and P."""
+    labels, index = torch.unique(group, return_inverse=True)
+    return index, len(labels)
+
+
+def sum_by_group(values: Float[Tensor, " B"], index: Int[Tensor, " B"], num_groups: int) -> Float[Tensor, " P"]:
+    return values.new_zeros(num_groups).index_add_(0, index, values)
+
+
+def siblings(values: Float[Tensor, " B"], group: Int[Tensor, " B"]) -> Siblings:
+    """Group statistics of `values`, with NaN rows left out."""
+    index, num_groups = group_index(group)
+    scored = ~torch.isnan(values)
+    known = torch.where(scored, values, torch.zeros_like(values))
+
+    count = sum_by_group(scored.to(values.dtype), index, num_groups)
+    mean = sum_by_group(known, index, num_groups) / count.clamp(min=1)
+    deviation = torch.where(scored, known - mean[index], torch.zeros_like(known))
+    square_sum = sum_by_group(deviation.square(), index, num_groups)
+
+    infinity = torch.full_like(mean, torch.inf)
+    highest = torch.scatter_reduce(-infinity, 0, index[scored], values[scored], "amax")
+    lowest = torch.scatter_reduce(infinity, 0, index[scored], values[scored], "amin")
+    return Siblings(
+        count=count[index],
+        mean=mean[index],
+        deviation=deviation,
+        square_sum=square_sum[index],
+        unanimous=(highest <= lowest)[index],
+    )

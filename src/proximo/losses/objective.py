@@ -5,20 +5,236 @@ which algorithm it is. The caller's tensors are checked and cleaned first (`rows
 the whole optimizer step are made next (`Plan`), and then every token gets its terms (`token_terms`).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
-from proximo.losses.arithmetic import answer_of, bounded_exp
-from proximo.losses.inputs import Objective, rows_of
-from proximo.losses.pieces.extras import terms_of
-from proximo.losses.pieces.traits import ExtraTraits, GateTraits
-from proximo.losses.records import LossInputs, Rows
-from proximo.losses.token_weights import Plan, candidates, plan_step
-from proximo.types import Stats
-from proximo.types.tensor_types import Bool, Float
+from proximo.losses.arithmetic import (
+    Mask,
+    Tokens,
+    answer_of,
+    at_least_float32,
+    bounded_exp,
+    check_shape,
+    sampled,
+    sampled_mask,
+)
+from proximo.losses.pieces.corrections import Correction
+from proximo.losses.pieces.divergences import KlLoss
+from proximo.losses.pieces.extras import Extra, needing, terms_of
+from proximo.losses.pieces.gates import Gate
+from proximo.losses.pieces.protocols import AnchorTraits, ExtraTraits, GateTraits, SelectionTraits
+from proximo.losses.pieces.ratios import Anchor, Ratio
+from proximo.losses.pieces.selection import Selection
+from proximo.losses.pieces.weights import Weights
+from proximo.losses.records import Candidates, LossInputs, Rows
+from proximo.types import Stats, to_device
+from proximo.types.tensor_types import Float, Int
+
+__all__ = ["Plan", "plan_step", "policy_loss", "rows_of", "token_terms"]
+
+
+@runtime_checkable
+class Objective(Protocol):
+    """The part of an algorithm that the loss reads."""
+
+    @property
+    def anchor(self) -> Anchor: ...
+    @property
+    def ratio(self) -> Ratio: ...
+    @property
+    def gate(self) -> Gate: ...
+    @property
+    def select(self) -> Selection | None: ...
+    @property
+    def correct(self) -> Correction | None: ...
+    @property
+    def kl(self) -> KlLoss | None: ...
+    @property
+    def weights(self) -> Weights: ...
+    @property
+    def extras(self) -> tuple[Extra, ...]: ...
+
+
+# The caller's tensors
+
+PER_ROW = ("group", "outcome")
+
+
+def rows_of(algorithm: Objective, inputs: LossInputs) -> Rows:
+    """Check the caller's tensors against what the algorithm needs, and clean them."""
+    _check_needs(algorithm, inputs)
+    mask = sampled_mask(inputs.mask)
+    for name, tensor in vars(inputs).items():
+        if tensor is not None:
+            check_shape(name, tensor, mask.shape[:1] if name in PER_ROW else mask.shape)
+
+    unknown = inputs.advantages.isnan()
+    scored = ~((unknown & mask).any(dim=1) | unknown.all(dim=1))
+    mask = mask & scored.unsqueeze(1)
+    current = sampled(at_least_float32(inputs.logprobs), mask)
+
+    def constant(tensor: Tensor) -> Tensor:
+        return sampled(tensor.detach().to(current.dtype), mask)
+
+    old = constant(inputs.old_logprobs)
+    given = inputs.rollout_logprobs
+    sampler = None if given is None else old if given is inputs.old_logprobs else constant(given)
+    return Rows(
+        logprobs=current,
+        anchor_logprobs=algorithm.anchor(current.detach(), old, sampler),
+        old_logprobs=old,
+        rollout_logprobs=sampler,
+        ref_logprobs=None if inputs.ref_logprobs is None else constant(inputs.ref_logprobs),
+        advantages=constant(inputs.advantages),
+        entropy=None if inputs.entropy is None else sampled(inputs.entropy.to(current.dtype), mask),
+        outcome=None if inputs.outcome is None else inputs.outcome.detach(),
+        mask=mask,
+        scored=scored,
+        group=inputs.group,
+    )
+
+
+def entropy_readers(algorithm: Objective) -> list[str]:
+    """Names of the pieces that read the entropy."""
+    own = SelectionTraits.read(algorithm.select).needs_entropy
+    return needing(algorithm.extras, "entropy") + ([type(algorithm.select).__name__] if own else [])
+
+
+def _check_needs(algorithm: Objective, inputs: LossInputs) -> None:
+    if algorithm.kl is not None and inputs.ref_logprobs is None:
+        raise ValueError(f"ref_logprobs is None, but {algorithm.kl} needs them; or use replace(algorithm, kl=None)")
+    if inputs.rollout_logprobs is None and algorithm.correct is not None:
+        raise ValueError(f"rollout_logprobs is None, but {algorithm.correct} needs the sampler's log-probs")
+    if inputs.rollout_logprobs is None and AnchorTraits.read(algorithm.anchor).needs_sampler_logprobs:
+        name = type(algorithm.anchor).__name__
+        raise ValueError(f"rollout_logprobs is None, but the anchor is {name}: pass the sampler's log-probs")
+    if inputs.entropy is None and (wants := entropy_readers(algorithm)):
+        raise ValueError(f"entropy is None, but {' and '.join(wants)} read it: pass it per token")
+    if inputs.outcome is None and (wants := needing(algorithm.extras, "outcome")):
+        raise ValueError(f"outcome is None, but {wants[0]} must know which completions are correct: pass it per row")
+
+
+# What is decided over a whole optimizer step
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Weights and selections over all rows of an optimizer step, so that micro-batches add up exactly."""
+
+    weights: Tokens
+    selected: Mask | None = None
+    """Tokens that a step-wide `select` acts on."""
+    extra_weights: tuple[Tokens | None, ...] = ()
+    """Weights of each extra term, in order; None: it uses `weights`."""
+
+    def rows(self, index: Int[Tensor, " M"] | slice) -> "Plan":
+        """The slice that belongs to some rows of the step."""
+        return Plan(
+            weights=self.weights[index],
+            selected=None if self.selected is None else self.selected[index],
+            extra_weights=tuple(None if each is None else each[index] for each in self.extra_weights),
+        )
+
+    def to(self, device: torch.device) -> "Plan":
+        return Plan(
+            weights=to_device(self.weights, device),
+            selected=None if self.selected is None else to_device(self.selected, device),
+            extra_weights=tuple(None if each is None else to_device(each, device) for each in self.extra_weights),
+        )
+
+
+def plan_step(algorithm: Objective, rows: Rows, generator: torch.Generator | None = None) -> Plan:
+    """Weights and selections over all rows of an optimizer step, before its micro-batches."""
+    places = torch.arange(rows.mask.numel(), device=rows.mask.device).view_as(rows.mask)
+    return next(plan_parts(algorithm, [rows], [places], generator))
+
+
+@torch.no_grad()
+def plan_parts(
+    algorithm: Objective, parts: Sequence[Rows], places: Sequence[Tensor], generator: torch.Generator | None = None
+) -> Iterator[Plan]:
+    """The plan of each part of a step, as `plan_step` makes it of all rows at once. `parts` may be made when they are
+    asked for: of each only its mask and what its rows have is kept, unless the selection is of the whole step.
+
+    `places`, aligned with each part's tokens, number the step's tokens in order, so that a random selection takes
+    the same tokens.
+    """
+    known = [(rows.mask, rows.scored, rows.group, rows.outcome) for rows in parts]
+    masks = [mask for mask, *_ in known]
+    counts = torch.cat([mask.sum(dim=1) for mask in masks]).double()
+    scored, group = torch.cat([each for _, each, _, _ in known]), torch.cat([each for _, _, each, _ in known])
+    outcomes = [outcome for *_, outcome in known if outcome is not None]
+    outcome = torch.cat(outcomes) if outcomes else None
+    weights = torch.zeros_like(counts)
+    own = algorithm.weights.of_rows(counts[scored], group[scored])
+    weights[scored] = answer_of("weights", algorithm.weights, own, counts[scored].shape)
+    selected: Sequence[Tensor | None] = [None] * len(parts)
+    if algorithm.select is not None and algorithm.select.step_wide:
+        selected = _selected(algorithm, list(parts), places, generator)
+    extra_weights: list[Sequence[Tensor | None]] = []
+    for extra in terms_of(algorithm.extras):
+        own = ExtraTraits.read(extra).row_weights
+        extra_weights.append([None] * len(parts) if own is None else [*_at_tokens(own(counts, outcome, group), masks)])
+    for number, spread in enumerate(_at_tokens(weights, masks)):
+        yield Plan(spread, selected[number], tuple(each[number] for each in extra_weights))
+
+
+@torch.no_grad()
+def candidates(algorithm: Objective, rows: Rows) -> Candidates:
+    """What stage 7 may read from these rows."""
+    log_ratio = algorithm.ratio(rows.logprobs - rows.anchor_logprobs, rows.mask)
+    sampler = rows.anchor_logprobs if rows.rollout_logprobs is None else rows.rollout_logprobs
+    return Candidates(
+        logprobs=rows.logprobs,
+        rollout_logprobs=sampler,
+        advantages=rows.advantages,
+        through=algorithm.gate.through(log_ratio, rows.advantages),
+        entropy=rows.entropy,
+        mask=rows.mask,
+    )
+
+
+def _at_tokens(of_rows: Float[Tensor, " B"], masks: Sequence[Tensor]) -> Iterator[Tensor]:
+    """One part after the other: those of a large step together would be twice as large as its log-probs."""
+    for mask, piece in zip(masks, of_rows.split([len(mask) for mask in masks]), strict=True):
+        yield mask.double() * piece.unsqueeze(1)
+
+
+def _selected(
+    algorithm: Objective, parts: Sequence[Rows], places: Sequence[Tensor], generator: torch.Generator | None
+) -> list[Tensor]:
+    """The selection among all sampled tokens of the step, in order, as one row."""
+    assert algorithm.select is not None
+    found = [candidates(algorithm, rows) for rows in parts]
+    order = torch.cat([place[rows.mask] for place, rows in zip(places, parts, strict=True)]).argsort()
+
+    def in_order(tensors: Sequence[Tensor]) -> Float[Tensor, "1 N"]:
+        flat = torch.cat([tensor[rows.mask] for tensor, rows in zip(tensors, parts, strict=True)])
+        return flat[order].unsqueeze(0)
+
+    together = Candidates(
+        logprobs=in_order([each.logprobs for each in found]),
+        rollout_logprobs=in_order([each.rollout_logprobs for each in found]),
+        advantages=in_order([each.advantages for each in found]),
+        through=in_order([each.through for each in found]),
+        entropy=None
+        if found[0].entropy is None
+        else in_order([each.entropy for each in found if each.entropy is not None]),
+        mask=torch.ones(1, len(order), dtype=torch.bool, device=order.device),
+    )
+    choice = torch.zeros(len(order), dtype=torch.bool, device=order.device)
+    choice[order] = algorithm.select.choose(together, generator).squeeze(0)
+    pieces = choice.split([int(rows.mask.sum()) for rows in parts])
+    return [
+        torch.zeros_like(rows.mask).masked_scatter(rows.mask, piece) for rows, piece in zip(parts, pieces, strict=True)
+    ]
+
+
+# The loss
 
 Check = Callable[[str, object, Tensor, torch.Size], Tensor]
 """Called with a stage, its piece, what that returned and the shape it must have; returns it, or raises."""
@@ -30,19 +246,19 @@ FAR = 0.5
 class Terms:
     """Each token's terms of the loss, already weighted; the sum of `total` is the loss."""
 
-    policy: Float[Tensor, "B T"]
-    kl: Float[Tensor, "B T"]
-    extra: Float[Tensor, "B T"]
-    token_log_ratio: Float[Tensor, "B T"]
-    log_ratio: Float[Tensor, "B T"]
+    policy: Tokens
+    kl: Tokens
+    extra: Tokens
+    token_log_ratio: Tokens
+    log_ratio: Tokens
     """Log-ratio after stage 5, as the gate gets it."""
-    selected: Bool[Tensor, "B T"] | None
+    selected: Mask | None
     """Tokens that `select` acts on; None without a `select`."""
-    correction: Float[Tensor, "B T"] | None
+    correction: Tokens | None
     """Factor for the sampler's mismatch; None without a `correct`."""
 
     @property
-    def total(self) -> Float[Tensor, "B T"]:
+    def total(self) -> Tokens:
         return self.policy + self.kl + self.extra
 
 
@@ -99,7 +315,7 @@ def loss_of(
     return terms.total.sum(), _stats(algorithm, rows, terms)
 
 
-def _plan_from_weights(algorithm: Objective, weights: Float[Tensor, "B T"], rows: Rows) -> Plan:
+def _plan_from_weights(algorithm: Objective, weights: Tokens, rows: Rows) -> Plan:
     if weights.shape != rows.mask.shape:
         raise ValueError(f"weights has shape {tuple(weights.shape)}, mask {tuple(rows.mask.shape)}: give one per token")
     planning = [extra for extra in terms_of(algorithm.extras) if ExtraTraits.read(extra).row_weights is not None]
@@ -156,7 +372,7 @@ def token_terms(algorithm: Objective, rows: Rows, plan: Plan, check: Check = ans
     )
 
 
-def _extra_terms(algorithm: Objective, rows: Rows, plan: Plan, check: Check) -> Float[Tensor, "B T"]:
+def _extra_terms(algorithm: Objective, rows: Rows, plan: Plan, check: Check) -> Tokens:
     """Stage 11; the learner adds terms that need a value model or routers."""
     extra_terms = torch.zeros_like(rows.logprobs)
     for extra, own in zip(terms_of(algorithm.extras), plan.extra_weights, strict=True):
@@ -220,3 +436,34 @@ def _stats(algorithm: Objective, rows: Rows, terms: Terms) -> Stats:
         token_sums={name: (value * mask).sum() for name, value in seen.items()},
         peaks={name: value.masked_fill(~mask, 0.0).amax() for name, value in peaks.items() if mask.numel()},
     )
+
+
+# Where a number is not finite
+
+
+@torch.enable_grad()
+def piece_at_fault(algorithm: Objective, inputs: LossInputs, plan: Plan) -> str | None:
+    """The first piece that returns a number that is not finite, or has a gradient that is not; None where all are
+    finite. The tensors of `inputs` are taken to be finite."""
+    logprobs = inputs.logprobs.detach().requires_grad_()
+    rows = rows_of(algorithm, replace(inputs, logprobs=logprobs))
+    faults: list[str] = []
+
+    def check(stage: str, piece: object, answer: Tensor, shape: torch.Size | None = None) -> Tensor:
+        name = f"{stage} {type(piece).__name__}"
+        if not answer.isfinite().all():
+            faults.append(f"{name} returned a number that is not finite")
+        elif answer.requires_grad:
+            (gradient,) = torch.autograd.grad(answer.sum(), logprobs, retain_graph=True, allow_unused=True)
+            if gradient is not None and not gradient.isfinite().all():
+                faults.append(f"{name} has a gradient that is not finite")
+        return answer
+
+    check("anchor", algorithm.anchor, rows.anchor_logprobs)
+    check("weights", algorithm.weights, plan.weights)
+    terms = token_terms(algorithm, rows, plan, check)
+    log_ratio, statistics = terms.log_ratio.detach(), GateTraits.read(algorithm.gate).statistics
+    check("gate.through of", algorithm.gate, algorithm.gate.through(log_ratio, rows.advantages))
+    for value in {} if statistics is None else statistics(log_ratio, rows.advantages, rows.mask).values():
+        check("gate.statistics of", algorithm.gate, value)
+    return faults[0] if faults else None

@@ -10,9 +10,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from proximo.losses.groups import group_index
+from proximo.losses.arithmetic import group_index
 from proximo.types import to_device
 from proximo.types.tensor_types import Float, Int
+
+__all__ = ["BradleyTerry", "Dpo", "Ipo"]
 
 
 @dataclass(frozen=True)
@@ -71,10 +73,7 @@ class BradleyTerry:
             raise ValueError(f"centring is {self.centring}: it cannot be negative")
 
     def __call__(
-        self,
-        chosen: Float[Tensor, " N"],
-        rejected: Float[Tensor, " N"],
-        margin: Float[Tensor, " N"] | None = None,
+        self, chosen: Float[Tensor, " N"], rejected: Float[Tensor, " N"], margin: Float[Tensor, " N"] | None = None
     ) -> Float[Tensor, " N"]:
         gap = chosen - rejected if margin is None else chosen - rejected - margin
         return -logsigmoid(gap) + self.centring * (chosen + rejected).square()

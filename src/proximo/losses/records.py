@@ -7,9 +7,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from proximo.losses.arithmetic import row_sum, sampled
+from proximo.losses.arithmetic import Mask, Tokens, row_sum, sampled
 from proximo.types import Batch
 from proximo.types.tensor_types import Bool, Float, Int
+
+__all__ = ["Candidates", "Credit", "Feedback", "LossInputs", "Rows"]
 
 
 @dataclass(frozen=True)
@@ -19,23 +21,23 @@ class Feedback:
     rewards: Float[Tensor, " B"]
     """Rewards after shaping. NaN: the grader failed, which is not reward 0."""
     group: Int[Tensor, " B"]
-    mask: Bool[Tensor, "B T"]
-    values: Float[Tensor, "B T"] | None = None
+    mask: Mask
+    values: Tokens | None = None
     """The value model's estimate before token t is consumed."""
-    token_rewards: Float[Tensor, "B T"] | None = None
+    token_rewards: Tokens | None = None
     """Rewards of single tokens (KL in the reward, process steps). NaN: no reward here, which is not reward 0."""
-    old_logprobs: Float[Tensor, "B T"] | None = None
+    old_logprobs: Tokens | None = None
     """Log-probs of the policy that sampled."""
-    ref_logprobs: Float[Tensor, "B T"] | None = None
+    ref_logprobs: Tokens | None = None
     """Log-probs of the reference."""
-    teacher_logprobs: Float[Tensor, "B T"] | None = None
+    teacher_logprobs: Tokens | None = None
     """Log-probs of a teacher, for distillation."""
 
     @property
     def scored(self) -> Bool[Tensor, " B"]:
         return ~torch.isnan(self.rewards)
 
-    def step_rewards(self) -> Float[Tensor, "B T"]:
+    def step_rewards(self) -> Tokens:
         """Token rewards with 0 where there is none."""
         if self.token_rewards is None:
             return torch.zeros_like(self.mask, dtype=self.rewards.dtype)
@@ -45,7 +47,7 @@ class Feedback:
         """Total reward of each row: outcome plus token rewards."""
         return self.rewards + self.step_rewards().sum(dim=1)
 
-    def gap_to(self, name: Literal["ref_logprobs", "teacher_logprobs"], reader: object) -> Float[Tensor, "B T"]:
+    def gap_to(self, name: Literal["ref_logprobs", "teacher_logprobs"], reader: object) -> Tokens:
         """log π_old − log-prob of another model at each sampled token. `reader`: the piece that needs it."""
         other: Tensor | None = getattr(self, name)
         if self.old_logprobs is None or other is None:
@@ -77,21 +79,21 @@ class Feedback:
 class Credit:
     """Advantage of each token, and the value model's targets if there is one."""
 
-    advantages: Float[Tensor, "B T"]
-    returns: Float[Tensor, "B T"] | None = None
+    advantages: Tokens
+    returns: Tokens | None = None
 
 
 @dataclass(frozen=True)
 class Candidates:
     """What a selection of tokens may depend on; none of it has a gradient."""
 
-    logprobs: Float[Tensor, "B T"]
-    rollout_logprobs: Float[Tensor, "B T"]
+    logprobs: Tokens
+    rollout_logprobs: Tokens
     """The sampler's log-probs if known, otherwise the anchor's."""
-    advantages: Float[Tensor, "B T"]
-    through: Float[Tensor, "B T"]
-    entropy: Float[Tensor, "B T"] | None
-    mask: Bool[Tensor, "B T"]
+    advantages: Tokens
+    through: Tokens
+    entropy: Tokens | None
+    mask: Mask
 
 
 @dataclass(frozen=True)
@@ -121,16 +123,16 @@ class LossInputs:
 class Rows:
     """Checked tensors of one call: at least float32, constants detached, exactly 0 outside the mask."""
 
-    logprobs: Float[Tensor, "B T"]
+    logprobs: Tokens
     """Log-probs of the current policy; only these and `entropy` have a gradient."""
-    anchor_logprobs: Float[Tensor, "B T"]
-    old_logprobs: Float[Tensor, "B T"]
-    rollout_logprobs: Float[Tensor, "B T"] | None
-    ref_logprobs: Float[Tensor, "B T"] | None
-    advantages: Float[Tensor, "B T"]
-    entropy: Float[Tensor, "B T"] | None
+    anchor_logprobs: Tokens
+    old_logprobs: Tokens
+    rollout_logprobs: Tokens | None
+    ref_logprobs: Tokens | None
+    advantages: Tokens
+    entropy: Tokens | None
     outcome: Float[Tensor, " B"] | None
-    mask: Bool[Tensor, "B T"]
+    mask: Mask
     """Sampled tokens of scored rows."""
     scored: Bool[Tensor, " B"]
     group: Int[Tensor, " B"]

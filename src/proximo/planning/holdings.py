@@ -7,7 +7,7 @@ import torch
 
 from proximo.learner.memory import TokenCost, token_cost
 from proximo.learner.optimizer import HALVES
-from proximo.learner.schedule import Moments, moment_bytes
+from proximo.learner.options import Moments, moment_bytes
 from proximo.models.adapters.lora import Lora
 from proximo.models.adapters.targets import target_layers
 from proximo.models.values import OwnLayers, OwnModel

@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 import torch
 
-from proximo.losses.pieces.traits import KeepTraits
+from proximo.losses.pieces.protocols import KeepTraits
 from proximo.models import Precision
 from proximo.models.adapters.lora import Lora
 from proximo.planning.cards import GIB, Card

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from proximo.learner.optimizer import HALVES
 from proximo.learner.rounding import gate_width
-from proximo.losses.pieces.traits import AnchorTraits
+from proximo.losses.pieces.protocols import AnchorTraits
 from proximo.planning.cards import Card
 from proximo.planning.holdings import Holding
 from proximo.planning.memory import MemoryUse, StepSize

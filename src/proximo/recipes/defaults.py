@@ -6,7 +6,7 @@ from dataclasses import dataclass, is_dataclass, replace
 from typing import Any
 
 from proximo.environments.kinds import Acting
-from proximo.losses.pieces.traits import AnchorTraits
+from proximo.losses.pieces.protocols import AnchorTraits
 from proximo.models import load_tokenizer, problem_tokens
 from proximo.models.context_length import reach_of
 from proximo.models.loading import is_new, read_config, skeleton

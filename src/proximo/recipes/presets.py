@@ -9,8 +9,8 @@ from proximo.environments.kinds import MultiTurn
 from proximo.losses.pairwise import BradleyTerry, Dpo
 from proximo.losses.pieces.credit import ProcessNormalized
 from proximo.losses.pieces.divergences import KlLoss, UnbiasedK3
+from proximo.losses.pieces.protocols import AdvantageTraits, AnchorTraits
 from proximo.losses.pieces.shaping import KlReward
-from proximo.losses.pieces.traits import AdvantageTraits, AnchorTraits
 from proximo.models.values import OwnLayers, OwnModel
 from proximo.recipes.pipeline import PipelineConfig, PreferenceOptions, ReinforcementOptions, RewardModelOptions
 from proximo.rl.config import EvaluationOptions, RunConfig, TrainingOptions, ValueOptions

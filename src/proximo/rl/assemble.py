@@ -21,7 +21,7 @@ from proximo.learner.passes import Passes
 from proximo.losses.advantage_inputs import feedback_in, returns_to_go, shaped_rewards, trained_rows
 from proximo.losses.pieces.credit import Advantage, assign
 from proximo.losses.pieces.filters import trained_mask
-from proximo.losses.pieces.traits import AdvantageTraits
+from proximo.losses.pieces.protocols import AdvantageTraits
 from proximo.losses.records import Credit, Feedback
 from proximo.models.model_types import PreTrainedModel
 from proximo.runs.records import Assembled

@@ -12,10 +12,9 @@ from proximo.config.unions import check_kinds
 from proximo.data import stable_hash
 from proximo.data.mixing import Ptx
 from proximo.environments.kinds import EnvironmentOptions, SingleTurn
-from proximo.learner.options import LearnerOptions, RoutingReplay
+from proximo.learner.options import LearnerOptions, Moments, RateSchedule, RoutingReplay
 from proximo.learner.ranks import Ranks
-from proximo.learner.schedule import Moments, RateSchedule
-from proximo.losses.pieces.traits import AdvantageTraits
+from proximo.losses.pieces.protocols import AdvantageTraits
 from proximo.models import Precision
 from proximo.models.adapters.lora import Lora
 from proximo.models.values import OwnLayers, ValueForm

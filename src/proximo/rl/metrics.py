@@ -14,10 +14,10 @@ from proximo.algorithms import Algorithm
 from proximo.learner.critic import value_metrics
 from proximo.learner.experts import routing_metrics
 from proximo.learner.guard import Update
-from proximo.losses.inputs import rows_of
-from proximo.losses.mismatch import MismatchStats, effective_share
+from proximo.losses.diagnostics import MismatchStats, effective_share
+from proximo.losses.objective import rows_of
+from proximo.losses.pieces.protocols import ShapeTraits
 from proximo.losses.pieces.shaping import KlReward
-from proximo.losses.pieces.traits import ShapeTraits
 from proximo.losses.records import LossInputs
 from proximo.rl.evaluate import known_mean
 from proximo.runs.metric_docs import RENAMED

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from proximo.algorithms import Algorithm
 from proximo.learner.guard import Notice
-from proximo.losses.pieces.traits import AnchorTraits, GateTraits, RatioTraits
+from proximo.losses.pieces.protocols import AnchorTraits, GateTraits, RatioTraits
 from proximo.processes.failures import Tally
 from proximo.rewards import GraderFailed
 from proximo.rewards.grading import Grading

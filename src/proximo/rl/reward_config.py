@@ -10,7 +10,7 @@ from proximo.algorithms import Algorithm
 from proximo.environments.grading import Played
 from proximo.environments.kinds import Acting, Interaction, paying
 from proximo.losses.pieces.extras import needing
-from proximo.losses.pieces.traits import AdvantageTraits, KeepTraits
+from proximo.losses.pieces.protocols import AdvantageTraits, KeepTraits
 from proximo.rewards import Reward
 from proximo.tasks import File, Mixture, RewardRange, Task, reward_range
 from proximo.tasks.protocol import GradesSteps

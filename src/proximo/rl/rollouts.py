@@ -19,7 +19,7 @@ import torch
 from proximo.environments.kinds import Ask, Interaction, Question, SingleTurn, play
 from proximo.learner.guard import Notice
 from proximo.losses.pieces.filters import Keep, drops
-from proximo.losses.pieces.traits import KeepTraits
+from proximo.losses.pieces.protocols import KeepTraits
 from proximo.models import problem_tokens
 from proximo.models.model_types import PreTrainedTokenizerBase
 from proximo.rl.config import TrainingOptions

@@ -2,6 +2,13 @@
 
 from collections.abc import Mapping
 
+from proximo.config.unions import classes
+from proximo.losses.pieces.gates import Gate
+from proximo.losses.pieces.protocols import Description
+
+OF_GATES = {name: words for gate in classes(Gate) for name, words in Description.read(gate()).metrics.items()}
+"""Metrics that are a gate's own statistics: their meaning stands on the gate."""
+
 MEANINGS: Mapping[str, Mapping[str, str]] = {
     "Sampling: everything sampled for the step, dropped groups included": {
         "outcome": "the task's own score, mean over the scored completions; 1 or more counts as correct. Equals the "
@@ -105,7 +112,7 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
         "old_kl": "KL from the old policy to the new one per token, estimated by r − 1 − log r",
         "ess": "effective sample size as a share of the tokens, each weighted by its ratio; 1 is on-policy",
         "selected": "share of the tokens that the algorithm's selection picked",
-        "sapo_gap": "difference between a completion's mean soft gate and the gate of its sequence ratio",
+        **OF_GATES,
     },
     "Distance from the reference": {
         "kl": "KL to the reference per token, in nats, by the k3 estimator, measured in each update",
@@ -213,8 +220,6 @@ RENAMED: Mapping[str, str | None] = {
     "correction_squared": None,
 }
 """Statistics of the loss that go by another name in the metrics, or are counted elsewhere."""
-OF_GATES = frozenset({"sapo_gap"})
-"""Metrics that are a gate's own statistics."""
 
 _FLAT = {name: words for section in MEANINGS.values() for name, words in section.items()}
 

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field
 
 from torch import Tensor
 
-from proximo.losses.mismatch import MismatchStats
+from proximo.losses.diagnostics import MismatchStats
 from proximo.samplers.in_progress import Begun
 from proximo.samplers.sampler import Snapshot
 from proximo.types import Batch, Completion, Grade, Group, Problem

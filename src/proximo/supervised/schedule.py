@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from proximo.data import stable_hash
-from proximo.learner.schedule import Moments, RateSchedule, check_adam, rate_share
+from proximo.learner.options import Moments, RateSchedule, check_adam, rate_share
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from proximo.learner.named_tensors import by_name, copy_named, optimizer_by_name, read_tensors, write_tensors
 from proximo.learner.optimizer import HALVES, POLICY, Optimizer
+from proximo.learner.options import Moments
 from proximo.learner.ranks import Ranks
-from proximo.learner.schedule import Moments
 from proximo.models.adapters.files import save_model
 from proximo.models.adapters.lora import Lora
 from proximo.models.model_types import PreTrainedModel

@@ -47,7 +47,7 @@ from proximo.losses import (
     Unclipped,
     ValueLoss,
 )
-from proximo.losses.pieces.traits import AdvantageTraits, GateTraits
+from proximo.losses.pieces.protocols import AdvantageTraits, GateTraits
 from proximo.rl.config import RunConfig
 from proximo.runs.rollouts import write_rollouts
 from tests import batches, fixture

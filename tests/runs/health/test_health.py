@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import runpy
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -730,6 +731,15 @@ def test_the_guide_has_every_metric_as_it_is():
         wanted += [f"**{section}**", *(f"| `{name}` | {words} |" for name, words in names.items())]
     found = [line for line in GUIDE.splitlines() if line in set(wanted)]
     assert found == wanted
+
+
+def test_the_guides_tables_are_written_from_rules_and_metrics():
+    script = runpy.run_path(str(ROOT / "docs" / "health_tables.py"))
+    rows = re.compile(r"^\| `(?:loops|outcome|kl|held_out/low)` \|.*\n", re.MULTILINE)
+    assert len(rows.findall(GUIDE)) == 5  # `loops` is a rule and a metric
+    assert script["with_tables"](rows.sub("", GUIDE)) == GUIDE
+    with pytest.raises(ValueError, match="has no line"):
+        script["with_tables"]("")
 
 
 def test_every_metric_of_a_run_has_a_meaning(settings, uninterrupted, tmp_path):

@@ -9,7 +9,7 @@ from proximo.algorithms import Algorithm
 from proximo.insight.lens.steps import Step
 from proximo.losses.advantage_inputs import feedback_in, shaped_rewards
 from proximo.losses.pieces.credit import assign_parts
-from proximo.losses.pieces.traits import AdvantageTraits
+from proximo.losses.pieces.protocols import AdvantageTraits
 from proximo.rl.assemble import at_their_turns
 from proximo.rl.config import RunConfig
 from proximo.types.tensor_types import Float

@@ -7,7 +7,7 @@ from proximo.insight.lens.lens import StepView
 from proximo.insight.lens.states import TokenState
 from proximo.insight.lens.steps import Step
 from proximo.insight.lens.turns import place_in_words
-from proximo.losses.pieces.traits import AdvantageTraits, CorrectionTraits, GateTraits
+from proximo.losses.pieces.protocols import AdvantageTraits, CorrectionTraits, GateTraits
 
 UNSCORED = "its completion is unscored: the grader failed, so it is in no term and no denominator"
 

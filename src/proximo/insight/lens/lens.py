@@ -19,14 +19,11 @@ from proximo.insight.lens.layout import Layout
 from proximo.insight.lens.states import TokenState, is_blocked, states_of
 from proximo.insight.lens.steps import Step
 from proximo.insight.lens.threads import Made, computed
-from proximo.losses.arithmetic import bounded_exp
-from proximo.losses.groups import siblings
-from proximo.losses.inputs import entropy_readers, rows_of
-from proximo.losses.objective import token_terms
+from proximo.losses.arithmetic import bounded_exp, siblings
+from proximo.losses.objective import Plan, entropy_readers, plan_parts, rows_of, token_terms
 from proximo.losses.pieces.filters import trained_mask
-from proximo.losses.pieces.traits import KeepTraits
+from proximo.losses.pieces.protocols import KeepTraits
 from proximo.losses.records import LossInputs, Rows
-from proximo.losses.token_weights import Plan, plan_parts
 from proximo.rl.config import RunConfig
 from proximo.types.tensor_types import Bool, Float, Int
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from proximo.algorithms import Algorithm
 from proximo.losses.arithmetic import bounded_exp
 from proximo.losses.objective import Terms
-from proximo.losses.pieces.traits import GateTraits, SelectionTraits
+from proximo.losses.pieces.protocols import GateTraits, SelectionTraits
 from proximo.losses.records import Rows
 from proximo.types.tensor_types import Bool, Float, Int
 

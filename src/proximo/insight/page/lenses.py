@@ -16,7 +16,7 @@ from proximo.insight.lens.lens import StepView, look
 from proximo.insight.lens.replay import OWN, chosen, own_name
 from proximo.insight.lens.steps import Step
 from proximo.losses.arithmetic import bounded_exp
-from proximo.losses.pieces.traits import GateTraits
+from proximo.losses.pieces.protocols import GateTraits
 
 CURVE = 121
 """Number of points of a gate's curve."""

@@ -18,7 +18,7 @@ from proximo.insight.doctor.checkup import Checkup, check_up
 from proximo.insight.doctor.damage import damage
 from proximo.insight.folder import RunFolder, decoded, find_runs
 from proximo.insight.lens.fork_divergence import parting, told
-from proximo.losses.pieces.traits import GateTraits
+from proximo.losses.pieces.protocols import GateTraits
 from proximo.runs.checkpoints import CHECKPOINTS, saved, step_of
 from proximo.runs.config_changes import flat
 from proximo.runs.files import EVENTS, METRICS, TIMINGS

@@ -16,7 +16,7 @@ from proximo.insight.lens.states import TokenState, is_blocked
 from proximo.insight.lens.threads import computed
 from proximo.insight.lens.turns import counted, transcript
 from proximo.insight.page.lenses import Kept, Look, label, numbers
-from proximo.losses.pieces.traits import KeepTraits
+from proximo.losses.pieces.protocols import KeepTraits
 from proximo.system.memory import return_free_memory
 from proximo.types.tensor_types import Float
 

@@ -11,11 +11,21 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from proximo.losses.groups import group_index, siblings
-from proximo.losses.pieces.protocols import AdvantageProtocol
-from proximo.losses.pieces.traits import OtherModel
+from proximo.losses.arithmetic import group_index, siblings
+from proximo.losses.pieces.protocols import AdvantageProtocol, OtherModel, Peers
 from proximo.losses.records import Feedback
 from proximo.types.tensor_types import Bool, Float
+
+__all__ = [
+    "BatchScaled",
+    "BestAgainstWorst",
+    "BetaNormalized",
+    "GroupCentred",
+    "GroupNormalized",
+    "Imitation",
+    "LeaveOneOut",
+    "LiveScaled",
+]
 
 
 @dataclass(frozen=True)
@@ -30,9 +40,17 @@ class GroupNormalized:
     epsilon: float = 1e-6
     """Small number added to the standard deviation."""
     by_group_std: ClassVar[bool] = True
+    peers: ClassVar[Peers] = Peers(
+        'scale_rewards "group": ddof 1, epsilon 1e-4',
+        "adv_estimator grpo: ddof 1, epsilon 1e-6; a group of one gets its raw reward",
+    )
 
     def __post_init__(self) -> None:
         _check_scale(self.ddof, self.epsilon)
+
+    @property
+    def formula(self) -> str:
+        return f"(R − group mean) / (group std + {self.epsilon:g}),  ddof {self.ddof};  0 if all R are equal"
 
     def __call__(self, feedback: Feedback) -> Float[Tensor, " B"]:
         group = siblings(feedback.totals(), feedback.group)
@@ -44,6 +62,9 @@ class GroupNormalized:
 class GroupCentred:
     """R − mean of the group, not divided by anything. Dr. GRPO."""
 
+    formula: ClassVar[str] = "R − group mean"
+    peers: ClassVar[Peers] = Peers('scale_rewards "none"', "norm_adv_by_std_in_grpo False (default True)")
+
     def __call__(self, feedback: Feedback) -> Float[Tensor, " B"]:
         group = siblings(feedback.totals(), feedback.group)
         return _settled(group.deviation, group.unanimous, feedback)
@@ -52,6 +73,9 @@ class GroupCentred:
 @dataclass(frozen=True)
 class LeaveOneOut:
     """R − mean of the siblings without this row, which is G/(G−1) times GroupCentred. RLOO."""
+
+    formula: ClassVar[str] = "R − mean of the other siblings"
+    peers: ClassVar[Peers] = Peers("RLOOTrainer", "adv_estimator rloo: a group of one gets its raw reward")
 
     def __call__(self, feedback: Feedback) -> Float[Tensor, " B"]:
         group = siblings(feedback.totals(), feedback.group)
@@ -67,9 +91,14 @@ class BatchScaled:
     """Delta degrees of freedom of the standard deviation: 1 divides by n − 1, 0 by n."""
     epsilon: float = 1e-6
     """Small number added to the standard deviation."""
+    peers: ClassVar[Peers] = Peers('scale_rewards "batch": epsilon 1e-4', "none")
 
     def __post_init__(self) -> None:
         _check_scale(self.ddof, self.epsilon)
+
+    @property
+    def formula(self) -> str:
+        return f"(R − group mean) / (batch std of R + {self.epsilon:g}),  ddof {self.ddof}"
 
     def __call__(self, feedback: Feedback) -> Float[Tensor, " B"]:
         totals = feedback.totals()
@@ -86,6 +115,9 @@ class LiveScaled:
     Compensates for groups without gradient; computed over the rollout batch, before any are filtered out.
     """
 
+    formula: ClassVar[str] = "(R − group mean) · rows / rows in groups whose R differ"
+    peers: ClassVar[Peers] = Peers("none", "adv_estimator gpg: rows / rows with non-zero reward, another quantity")
+
     def __call__(self, feedback: Feedback) -> Float[Tensor, " B"]:
         group = siblings(feedback.totals(), feedback.group)
         live = feedback.scored & ~group.unanimous
@@ -101,6 +133,9 @@ class BetaNormalized:
     one with which the gradient's variance, E[p(1 − p) / f(p)²], is least. Where the rates of the batch are all equal
     there is nothing to fit, and α = β = 1 leaves R − p unchanged.
     """
+
+    formula: ClassVar[str] = "(R − p) / Beta density(p),  p the group's mean"
+    peers: ClassVar[Peers] = Peers('none: loss_type "bnpo" is a token mean per micro-batch, unrelated', "none")
 
     def __call__(self, feedback: Feedback) -> Float[Tensor, " B"]:
         totals = feedback.totals()
@@ -136,6 +171,8 @@ class Imitation:
     """1 for every scored row: the log-probs of all rows that train are raised alike. Rejection-sampling fine-tuning."""
 
     compares: ClassVar[bool] = False
+    formula: ClassVar[str] = "1"
+    peers: ClassVar[Peers] = Peers("none on the loop; SFTTrainer on the kept completions", "none on the loop")
 
     def __call__(self, feedback: Feedback) -> Float[Tensor, " B"]:
         return torch.ones_like(feedback.rewards).where(feedback.scored, torch.nan)
@@ -152,10 +189,19 @@ class BestAgainstWorst:
     beta: float = 0.1
     """Strength of the implicit KL to the reference: smaller values let the policy move further."""
     needs_logprobs: ClassVar[tuple[OtherModel, ...]] = ("ref_logprobs",)
+    peers: ClassVar[Peers] = Peers(
+        "experimental OnlineDPOTrainer: beta 0.1, two completions and a judge or reward", "none"
+    )
 
     def __post_init__(self) -> None:
         if self.beta <= 0:
             raise ValueError(f"advantage.beta is {self.beta}: it must be positive, say 0.1")
+
+    @property
+    def formula(self) -> str:
+        margin = "log π/π_ref of the best − of the worst"
+        push = f"n·{self.beta:g}·σ( −{self.beta:g}·({margin}) )"
+        return f"±{push} on the best and the worst of a group of n, else 0"
 
     def __call__(self, feedback: Feedback) -> Float[Tensor, " B"]:
         rewards, moved = feedback.totals(), feedback.gap_to("ref_logprobs", self).sum(dim=1)

@@ -11,9 +11,11 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from proximo.losses.arithmetic import bounded_exp, row_mean, row_sum
-from proximo.losses.pieces.protocols import CorrectionProtocol
-from proximo.types.tensor_types import Bool, Float
+from proximo.losses.arithmetic import Mask, Tokens, bounded_exp, row_mean, row_sum
+from proximo.losses.pieces.protocols import CorrectionProtocol, Peers
+from proximo.types.tensor_types import Float
+
+__all__ = ["GeometricRejection", "IcePop", "SequenceMasked", "SequenceTruncated", "TokenTruncated"]
 
 
 def _check_range(name: str, low: float, high: float) -> None:
@@ -32,11 +34,18 @@ class TokenTruncated:
 
     cap: float = 2.0
     """Largest weight of a token."""
+    peers: ClassVar[Peers] = Peers(
+        'vllm_importance_sampling_mode "token_truncate"', "rollout_correction.rollout_is token, threshold 2.0"
+    )
 
     def __post_init__(self) -> None:
         _check_cap("TokenTruncated", self.cap)
 
-    def __call__(self, log_weight: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]) -> Float[Tensor, "B T"]:
+    @property
+    def formula(self) -> str:
+        return f"min( π_old/μ, {self.cap:g} )"
+
+    def __call__(self, log_weight: Tokens, mask: Mask) -> Tokens:
         return bounded_exp(log_weight).clamp(max=self.cap)
 
 
@@ -47,11 +56,18 @@ class SequenceTruncated:
     cap: float = 2.0
     """Largest weight of a completion."""
     reads: ClassVar[Literal["product"]] = "product"
+    peers: ClassVar[Peers] = Peers(
+        'vllm_importance_sampling_mode "sequence_truncate"', "rollout_correction.rollout_is sequence, threshold 2.0"
+    )
 
     def __post_init__(self) -> None:
         _check_cap("SequenceTruncated", self.cap)
 
-    def __call__(self, log_weight: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]) -> Float[Tensor, "B T"]:
+    @property
+    def formula(self) -> str:
+        return f"min( Π_t π_old/μ, {self.cap:g} )"
+
+    def __call__(self, log_weight: Tokens, mask: Mask) -> Tokens:
         return bounded_exp(row_sum(log_weight, mask)).clamp(max=self.cap).expand_as(log_weight)
 
 
@@ -64,11 +80,19 @@ class SequenceMasked:
     high: float = 2.0
     """Largest weight that is kept."""
     reads: ClassVar[Literal["product"]] = "product"
+    peers: ClassVar[Peers] = Peers(
+        'vllm_importance_sampling_mode "sequence_mask", on by default with vLLM: at most 3, no lower bound',
+        "rollout_correction.rollout_rs seq_sum_k1; rejected tokens leave the denominator",
+    )
 
     def __post_init__(self) -> None:
         _check_range("SequenceMasked", self.low, self.high)
 
-    def __call__(self, log_weight: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]) -> Float[Tensor, "B T"]:
+    @property
+    def formula(self) -> str:
+        return f"Π_t π_old/μ within [{self.low:g}, {self.high:g}], else 0"
+
+    def __call__(self, log_weight: Tokens, mask: Mask) -> Tokens:
         return _inside(bounded_exp(row_sum(log_weight, mask)), self.low, self.high).expand_as(log_weight)
 
 
@@ -80,11 +104,19 @@ class IcePop:
     """Smallest weight that is kept."""
     high: float = 5.0
     """Largest weight that is kept."""
+    peers: ClassVar[Peers] = Peers(
+        'vllm_importance_sampling_mode "token_mask"',
+        "rollout_correction.rollout_rs token_k1; rejected tokens leave the denominator",
+    )
 
     def __post_init__(self) -> None:
         _check_range("IcePop", self.low, self.high)
 
-    def __call__(self, log_weight: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]) -> Float[Tensor, "B T"]:
+    @property
+    def formula(self) -> str:
+        return f"π_old/μ within [{self.low:g}, {self.high:g}], else 0"
+
+    def __call__(self, log_weight: Tokens, mask: Mask) -> Tokens:
         return _inside(bounded_exp(log_weight), self.low, self.high)
 
 
@@ -97,11 +129,18 @@ class GeometricRejection:
     high: float = 1.001
     """Largest mean weight of a completion that is kept."""
     reads: ClassVar[Literal["mean"]] = "mean"
+    peers: ClassVar[Peers] = Peers(
+        "none", "rollout_correction.rollout_rs seq_mean_k1; rejected tokens leave the denominator"
+    )
 
     def __post_init__(self) -> None:
         _check_range("GeometricRejection", self.low, self.high)
 
-    def __call__(self, log_weight: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]) -> Float[Tensor, "B T"]:
+    @property
+    def formula(self) -> str:
+        return f"1 if ( Π_t π_old/μ )^(1/|y|) is within [{self.low:g}, {self.high:g}], else 0"
+
+    def __call__(self, log_weight: Tokens, mask: Mask) -> Tokens:
         mean = bounded_exp(row_mean(log_weight, mask))
         return ((mean >= self.low) & (mean <= self.high)).to(log_weight.dtype).expand_as(log_weight)
 

@@ -11,14 +11,53 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from proximo.losses.arithmetic import answer_of, sampled
-from proximo.losses.groups import siblings
+from proximo.losses.arithmetic import Mask, Tokens, answer_of, sampled, siblings
 from proximo.losses.pieces.advantages import GroupNormalized, SequenceAdvantage
-from proximo.losses.pieces.protocols import AdvantageProtocol
-from proximo.losses.pieces.returns import backward_sums, earned, next_sampled, scattered, whiten
-from proximo.losses.pieces.traits import AdvantageTraits, OtherModel
+from proximo.losses.pieces.protocols import AdvantageProtocol, AdvantageTraits, OtherModel, Peers, formula_of
 from proximo.losses.records import Credit, Feedback
-from proximo.types.tensor_types import Bool, Float
+from proximo.types.tensor_types import Float
+
+__all__ = ["Gae", "ProcessNormalized", "ReturnToGo", "SequenceWhitened", "SignScaled", "TeacherKl", "TokenWhitened"]
+
+
+def earned(feedback: Feedback) -> Tokens:
+    """Token rewards with the outcome on the last sampled token of each row."""
+    order = feedback.mask.cumsum(dim=1)
+    is_last = feedback.mask & (order == order[:, -1:])
+    return feedback.step_rewards() + sampled(feedback.rewards.unsqueeze(1).expand(is_last.shape), is_last)
+
+
+def backward_sums(values: Tokens, factor: Float[Tensor, " B"], mask: Mask) -> Tokens:
+    """x_t + factor · (the sum at the next sampled token); 0 outside the mask."""
+    total = torch.zeros_like(factor)
+    sums = torch.zeros_like(values)
+    for t in reversed(range(values.shape[1])):
+        total = torch.where(mask[:, t], values[:, t] + factor * total, total)
+        sums[:, t] = total
+    return sampled(sums, mask)
+
+
+def next_sampled(values: Tokens, mask: Mask) -> Tokens:
+    """The value at the next sampled token of the row; 0 after the last one."""
+    upcoming = torch.zeros_like(values[:, 0]) if values.shape[1] else values.new_zeros(len(values))
+    following = torch.zeros_like(values)
+    for t in reversed(range(values.shape[1])):
+        following[:, t] = upcoming
+        upcoming = torch.where(mask[:, t], values[:, t], upcoming)
+    return following
+
+
+def whiten(values: Float[Tensor, " N"], epsilon: float) -> Float[Tensor, " N"]:
+    """Mean 0 and unbiased variance 1; exactly 0 if all values are equal."""
+    if len(values) < 2 or values.max() == values.min():
+        return torch.zeros_like(values)
+    return (values - values.mean()) * torch.rsqrt(values.var(correction=1) + epsilon)
+
+
+def scattered(values: Sequence[Tensor], where: Sequence[Tensor], found: Float[Tensor, " N"]) -> list[Tensor]:
+    """Parts of a batch, [B, T] each, with the values `found` over all parts written to the positions `where`."""
+    pieces = found.split([int(each.sum()) for each in where])
+    return [each.masked_scatter(*into) for each, *into in zip(values, where, pieces, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -28,9 +67,14 @@ class ReturnToGo:
     discount: float = 1.0
     """Discount γ per token. 1: no discount."""
     per_token: ClassVar[bool] = True
+    peers: ClassVar[Peers] = Peers("none", "adv_estimator reinforce_plus_plus (always whitened)")
 
     def __post_init__(self) -> None:
         _check_unit("advantage.discount", self.discount)
+
+    @property
+    def formula(self) -> str:
+        return f"R_t + R_t+1 + …,  discount {self.discount:g}"
 
     def __call__(self, feedback: Feedback) -> Credit:
         rewards = earned(feedback)
@@ -55,6 +99,9 @@ class Gae:
     """λ of the value model's targets, if different from the policy's. VAPO: 1."""
     per_token: ClassVar[bool] = True
     needs_values: ClassVar[bool] = True
+    peers: ClassVar[Peers] = Peers(
+        "none: PPOTrainer was removed", "adv_estimator gae: gamma 1, lam 1.0 where PPO has 0.95"
+    )
 
     def __post_init__(self) -> None:
         _check_unit("advantage.discount", self.discount)
@@ -63,6 +110,12 @@ class Gae:
             _check_unit("advantage.critic_decay", self.critic_decay)
         if self.length_adaptive is not None and self.length_adaptive <= 0:
             raise ValueError(f"advantage.length_adaptive is {self.length_adaptive}: give α > 0, say 0.05, or None")
+
+    @property
+    def formula(self) -> str:
+        decay = f"{self.decay:g}" if self.length_adaptive is None else f"1 − 1/({self.length_adaptive:g}·|y|)"
+        critic = "" if self.critic_decay is None else f" (critic {self.critic_decay:g})"
+        return f"Σ_l (γλ)^l δ_t+l,  δ_t = R_t + γ·V_t+1 − V_t,  γ = {self.discount:g}, λ = {decay}{critic}"
 
     def __call__(self, feedback: Feedback) -> Credit:
         if feedback.values is None:
@@ -79,7 +132,7 @@ class Gae:
             critic = backward_sums(errors, self.discount * decays, mask)
         return Credit(advantages, critic + values)
 
-    def decays(self, mask: Bool[Tensor, "B T"]) -> Float[Tensor, " B"]:
+    def decays(self, mask: Mask) -> Float[Tensor, " B"]:
         """λ of each row's advantages."""
         lengths = mask.sum(dim=1).double()
         if self.length_adaptive is None:
@@ -101,6 +154,12 @@ class ProcessNormalized:
     """Small number added to the standard deviation."""
     per_token: ClassVar[bool] = True
     needs_step_rewards: ClassVar[bool] = True
+    peers: ClassVar[Peers] = Peers("none", "none")
+
+    @property
+    def formula(self) -> str:
+        normalised = f"(R_step − group mean) / (group std + {self.epsilon:g})"
+        return f"Σ of the steps still to end of {normalised},  ddof {self.ddof}"
 
     def __call__(self, feedback: Feedback) -> Credit:
         return self.over([feedback])[0]
@@ -120,7 +179,7 @@ class ProcessNormalized:
         ]
 
     @staticmethod
-    def _steps(feedback: Feedback) -> Bool[Tensor, "B T"]:
+    def _steps(feedback: Feedback) -> Mask:
         if feedback.token_rewards is None:
             raise ValueError("token_rewards is None: ProcessNormalized needs the reward of each step, NaN elsewhere")
         return feedback.mask & ~feedback.token_rewards.isnan() & feedback.scored.unsqueeze(1)
@@ -153,6 +212,11 @@ class TokenWhitened(_OfAnother):
     """Advantage that is whitened."""
     epsilon: float = 1e-8
     """Small number added to the variance."""
+    peers: ClassVar[Peers] = Peers("none", "built into gae and reinforce_plus_plus*: unbiased, 1e-8, as here")
+
+    @property
+    def formula(self) -> str:
+        return f"whitened over all sampled tokens: {formula_of(self.of)}"
 
     def __call__(self, feedback: Feedback) -> Credit:
         return self.over([feedback])[0]
@@ -174,6 +238,11 @@ class SequenceWhitened:
     """Advantage that is whitened."""
     epsilon: float = 1e-8
     """Small number added to the variance."""
+    peers: ClassVar[Peers] = Peers("RLOOTrainer's normalize_advantages: epsilon 1e-4 on the std", "none")
+
+    @property
+    def formula(self) -> str:
+        return f"whitened over all rows: {formula_of(self.of)}"
 
     def __call__(self, feedback: Feedback) -> Float[Tensor, " B"]:
         advantages = _of_rows(self.of, feedback)
@@ -190,6 +259,11 @@ class SignScaled(_OfAnother):
     """Factor for advantages above 0."""
     negative: float = 1.0
     """Factor for advantages below 0."""
+    peers: ClassVar[Peers] = Peers("none", "none")
+
+    @property
+    def formula(self) -> str:
+        return f"{formula_of(self.of)};  ·{self.positive:g} if A > 0, ·{self.negative:g} if A < 0"
 
     def __call__(self, feedback: Feedback) -> Credit:
         return self.over([feedback])[0]
@@ -213,11 +287,21 @@ class TeacherKl(_OfAnother):
     of: "SequenceAdvantage | ReturnToGo | Gae | None" = None
     """Advantage that the teacher's part is added to, from the rewards. None: rewards play no part."""
     needs_logprobs: ClassVar[tuple[OtherModel, ...]] = ("teacher_logprobs",)
+    peers: ClassVar[Peers] = Peers(
+        "none; GKDTrainer and GOLDTrainer minimise a divergence over the whole vocabulary",
+        "distillation: other losses over the teacher's top tokens",
+    )
 
     def __post_init__(self) -> None:
         _check_unit("advantage.kl_discount", self.kl_discount)
         if self.coefficient <= 0:
             raise ValueError(f"advantage.coefficient is {self.coefficient}: it must be positive, say 1")
+
+    @property
+    def formula(self) -> str:
+        later = "" if self.kl_discount == 0 else f", and later tokens' by {self.kl_discount:g}"
+        rewarded = "" if self.of is None else f" + {formula_of(self.of)}"
+        return f"{self.coefficient:g} · (log π_teacher − log π_old){later}{rewarded}"
 
     @property
     def per_token(self) -> bool:

@@ -11,11 +11,10 @@ With x = log π_ref − log π, which estimator decides what its gradient pulls 
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from torch import Tensor
+from proximo.losses.arithmetic import Tokens, bounded_exp
+from proximo.losses.pieces.protocols import DivergenceProtocol, Peers
 
-from proximo.losses.arithmetic import bounded_exp
-from proximo.losses.pieces.protocols import DivergenceProtocol
-from proximo.types.tensor_types import Float
+__all__ = ["K1", "K2", "K3", "KlLoss", "UnbiasedK3"]
 
 
 @dataclass(frozen=True)
@@ -23,13 +22,9 @@ class K1:
     """log π − log π_ref."""
 
     pulls: ClassVar[bool] = False
+    formula: ClassVar[str] = "log π − log π_ref"
 
-    def __call__(
-        self,
-        logprobs: Float[Tensor, "B T"],
-        ref_logprobs: Float[Tensor, "B T"],
-        log_ratio: Float[Tensor, "B T"],
-    ) -> Float[Tensor, "B T"]:
+    def __call__(self, logprobs: Tokens, ref_logprobs: Tokens, log_ratio: Tokens) -> Tokens:
         return logprobs - ref_logprobs
 
 
@@ -37,12 +32,9 @@ class K1:
 class K2:
     """½(log π − log π_ref)²."""
 
-    def __call__(
-        self,
-        logprobs: Float[Tensor, "B T"],
-        ref_logprobs: Float[Tensor, "B T"],
-        log_ratio: Float[Tensor, "B T"],
-    ) -> Float[Tensor, "B T"]:
+    formula: ClassVar[str] = "½ (log π − log π_ref)²"
+
+    def __call__(self, logprobs: Tokens, ref_logprobs: Tokens, log_ratio: Tokens) -> Tokens:
         return (logprobs - ref_logprobs).square() / 2
 
 
@@ -50,12 +42,9 @@ class K2:
 class K3:
     """π_ref/π − log(π_ref/π) − 1. GRPO's, DeepSeekMath equation 4."""
 
-    def __call__(
-        self,
-        logprobs: Float[Tensor, "B T"],
-        ref_logprobs: Float[Tensor, "B T"],
-        log_ratio: Float[Tensor, "B T"],
-    ) -> Float[Tensor, "B T"]:
+    formula: ClassVar[str] = "π_ref/π − log(π_ref/π) − 1"
+
+    def __call__(self, logprobs: Tokens, ref_logprobs: Tokens, log_ratio: Tokens) -> Tokens:
         gap = ref_logprobs - logprobs
         return bounded_exp(gap) - gap - 1
 
@@ -64,12 +53,9 @@ class K3:
 class UnbiasedK3:
     """r·K3 with the token's own ratio r = π/π_old, which makes the gradient that of KL(π‖π_ref)."""
 
-    def __call__(
-        self,
-        logprobs: Float[Tensor, "B T"],
-        ref_logprobs: Float[Tensor, "B T"],
-        log_ratio: Float[Tensor, "B T"],
-    ) -> Float[Tensor, "B T"]:
+    formula: ClassVar[str] = "π/π_old · ( π_ref/π − log(π_ref/π) − 1 )"
+
+    def __call__(self, logprobs: Tokens, ref_logprobs: Tokens, log_ratio: Tokens) -> Tokens:
         gap = ref_logprobs - logprobs
         # r·e^x as one exponential: their product may overflow where neither factor does.
         return bounded_exp(log_ratio + gap) - bounded_exp(log_ratio) * (gap + 1)
@@ -86,15 +72,14 @@ class KlLoss:
     """Strength of the term. 0: no term, and no reference model is kept."""
     estimator: Divergence = field(default_factory=K3)
     """Estimator of the KL from sampled tokens."""
+    peers: ClassVar[Peers] = Peers(
+        "beta 0.0; use_bias_correction_kl True, which is UnbiasedK3",
+        "use_kl_loss False, kl_loss_coef 0.001, kl_loss_type low_var_kl (K3 within ±10)",
+    )
 
     def __post_init__(self) -> None:
         if self.coefficient < 0:
             raise ValueError(f"kl.coefficient is {self.coefficient}: give 0 or more; below 0 it pushes away")
 
-    def __call__(
-        self,
-        logprobs: Float[Tensor, "B T"],
-        ref_logprobs: Float[Tensor, "B T"],
-        log_ratio: Float[Tensor, "B T"],
-    ) -> Float[Tensor, "B T"]:
+    def __call__(self, logprobs: Tokens, ref_logprobs: Tokens, log_ratio: Tokens) -> Tokens:
         return self.coefficient * self.estimator(logprobs, ref_logprobs, log_ratio)

@@ -11,11 +11,12 @@ from typing import ClassVar, cast
 import torch
 from torch import Tensor
 
-from proximo.losses.arithmetic import at_least_float32
-from proximo.losses.pieces.protocols import ExtraProtocol
-from proximo.losses.pieces.traits import ExtraTraits, Need
+from proximo.losses.arithmetic import Tokens, at_least_float32
+from proximo.losses.pieces.protocols import ExtraProtocol, ExtraTraits, Need, Peers
 from proximo.losses.records import Rows
 from proximo.types.tensor_types import Float, Int
+
+__all__ = ["EntropyBonus", "PositiveNll", "RouterBalance", "ValueLoss", "supervised_loss"]
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,7 @@ class ValueLoss:
     clip: float | None = 0.2
     """Largest change of the value that counts. None: plain ½(V − R)²."""
     needs: ClassVar[tuple[Need, ...]] = ("values",)
+    peers: ClassVar[Peers] = Peers("none: PPOTrainer was removed", "critic.cliprange_value 0.5")
 
     def __post_init__(self) -> None:
         if self.coefficient <= 0:
@@ -34,12 +36,12 @@ class ValueLoss:
         if self.clip is not None and self.clip <= 0:
             raise ValueError(f"extra.clip is {self.clip}: give how far a value may move, say 0.2, or None")
 
-    def __call__(
-        self,
-        values: Float[Tensor, "B T"],
-        old_values: Float[Tensor, "B T"],
-        returns: Float[Tensor, "B T"],
-    ) -> Float[Tensor, "B T"]:
+    @property
+    def formula(self) -> str:
+        clipped = "" if self.clip is None else f", V within ±{self.clip:g} of V_old"
+        return f"− {self.coefficient:g} · ½(V − return)²{clipped}"
+
+    def __call__(self, values: Tokens, old_values: Tokens, returns: Tokens) -> Tokens:
         """The value loss of each token, before the coefficient."""
         error = (values - returns).square()
         if self.clip is not None:
@@ -55,12 +57,17 @@ class EntropyBonus:
     coefficient: float = 1e-3
     """Strength of the term."""
     needs: ClassVar[tuple[Need, ...]] = ("entropy",)
+    peers: ClassVar[Peers] = Peers("entropy_coef 0.0", "entropy_coeff 0")
 
-    def term(self, rows: Rows) -> Float[Tensor, "B T"]:
+    @property
+    def formula(self) -> str:
+        return f"+ {self.coefficient:g} · entropy"
+
+    def term(self, rows: Rows) -> Tokens:
         assert rows.entropy is not None
         return self(rows.entropy)
 
-    def __call__(self, entropy: Float[Tensor, "B T"]) -> Float[Tensor, "B T"]:
+    def __call__(self, entropy: Tokens) -> Tokens:
         return -self.coefficient * entropy
 
 
@@ -73,6 +80,11 @@ class PositiveNll:
     above: float = 0.0
     """Outcomes above this count as correct; 0 fits outcomes of 0 and 1, and of −1 and 1."""
     needs: ClassVar[tuple[Need, ...]] = ("outcome",)
+    peers: ClassVar[Peers] = Peers("none", "none")
+
+    @property
+    def formula(self) -> str:
+        return f"+ {self.coefficient:g} · mean log π of correct completions"
 
     def row_weights(
         self, counts: Float[Tensor, " B"], outcome: Float[Tensor, " B"] | None, group: Int[Tensor, " B"]
@@ -82,10 +94,10 @@ class PositiveNll:
         correct = (outcome > self.above).double()
         return correct / (correct * counts).sum().clamp(min=1)
 
-    def term(self, rows: Rows) -> Float[Tensor, "B T"]:
+    def term(self, rows: Rows) -> Tokens:
         return self(rows.logprobs)
 
-    def __call__(self, logprobs: Float[Tensor, "B T"]) -> Float[Tensor, "B T"]:
+    def __call__(self, logprobs: Tokens) -> Tokens:
         return -self.coefficient * logprobs
 
 
@@ -100,10 +112,19 @@ class RouterBalance:
     coefficient: float = 0.001
     """Strength of the term."""
     needs: ClassVar[tuple[Need, ...]] = ("router_logits",)
+    peers: ClassVar[Peers] = Peers(
+        "router_aux_loss_coef None: the model's own, so on for a mixture; prompts count too, per micro-batch",
+        "off for Qwen3-MoE on Megatron (load balancing none); none on FSDP",
+    )
 
     def __post_init__(self) -> None:
         if self.coefficient <= 0:
             raise ValueError(f"extra.coefficient is {self.coefficient}: it must be positive, say 0.001")
+
+    @property
+    def formula(self) -> str:
+        legend = "X experts, f an expert's share of tokens, P its mean weight"
+        return f"− {self.coefficient:g} · X Σ_i f_i·P_i over {legend}"
 
     def assignments(self, logits: Float[Tensor, "M L X"], chosen: int) -> Int[Tensor, " X"]:
         """How often each expert is among the `chosen` of a token and layer."""
@@ -150,6 +171,6 @@ def needing(extras: Sequence[Extra], need: Need) -> list[str]:
     return [type(extra).__name__ for extra in extras if need in ExtraTraits.read(extra).needs]
 
 
-def supervised_loss(logprobs: Float[Tensor, "B T"], dynamic: bool = False) -> Float[Tensor, "B T"]:
+def supervised_loss(logprobs: Tokens, dynamic: bool = False) -> Tokens:
     """−log π of each token. Dynamic fine-tuning (DFT) multiplies it by the token's own probability, held constant."""
     return -logprobs * logprobs.detach().exp() if dynamic else -logprobs

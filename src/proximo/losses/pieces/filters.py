@@ -10,11 +10,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from proximo.losses.arithmetic import answer_of
-from proximo.losses.groups import siblings
-from proximo.losses.pieces.protocols import KeepProtocol
-from proximo.losses.pieces.traits import KeepTraits
+from proximo.losses.arithmetic import Mask, answer_of, siblings
+from proximo.losses.pieces.protocols import KeepProtocol, KeepTraits, Peers
 from proximo.types.tensor_types import Bool, Float, Int
+
+__all__ = ["KeepAll", "KeepCorrect", "KeepMixed", "trained_mask"]
 
 
 @dataclass(frozen=True)
@@ -24,6 +24,13 @@ class KeepAll:
     truncated: bool = True
     """Whether completions cut at the limit are in the loss; they count in their group's statistics either way."""
     reads_outcome: ClassVar[bool] = False
+    peers: ClassVar[Peers] = Peers(
+        "the default; mask_truncated_completions False", "the default; no mask for truncated completions"
+    )
+
+    @property
+    def formula(self) -> str:
+        return f"all groups{_cut(self.truncated)}"
 
     def __call__(self, outcome: Float[Tensor, " B"], group: Int[Tensor, " B"]) -> Bool[Tensor, " B"]:
         return ~torch.isnan(outcome)
@@ -37,6 +44,14 @@ class KeepMixed:
     """Whether completions cut at the limit are in the loss; they count in their group's statistics either way."""
     refills: ClassVar[bool] = True
     compares: ClassVar[bool] = True
+    peers: ClassVar[Peers] = Peers(
+        "none: dead groups stay, in the denominator too",
+        "filter_groups.{enable False, metric}: drops std == 0, refills with new prompts",
+    )
+
+    @property
+    def formula(self) -> str:
+        return f"groups with both right and wrong outcomes{_cut(self.truncated)}"
 
     def __call__(self, outcome: Float[Tensor, " B"], group: Int[Tensor, " B"]) -> Bool[Tensor, " B"]:
         return ~torch.isnan(outcome) & ~siblings(outcome, group).unanimous
@@ -50,12 +65,21 @@ class KeepCorrect:
     """Outcomes above this count as correct; 0 fits outcomes of 0 and 1, and of −1 and 1."""
     truncated: bool = True
     """Whether completions cut at the limit are in the loss."""
+    peers: ClassVar[Peers] = Peers("none on the loop; filter a dataset for SFTTrainer", "none on the loop")
+
+    @property
+    def formula(self) -> str:
+        return f"completions with an outcome above {self.above:g}{_cut(self.truncated)}"
 
     def __call__(self, outcome: Float[Tensor, " B"], group: Int[Tensor, " B"]) -> Bool[Tensor, " B"]:
         return outcome > self.above  # never true of NaN
 
 
 Keep = KeepAll | KeepMixed | KeepCorrect | KeepProtocol
+
+
+def _cut(truncated: bool) -> str:
+    return "" if truncated else ", truncated completions masked"
 
 
 def left_out(keep: Keep, outcome: Float[Tensor, " B"], group: Int[Tensor, " B"]) -> Bool[Tensor, " B"]:
@@ -75,6 +99,6 @@ def drops(keep: Keep, outcome: Float[Tensor, " B"]) -> bool:
     return not kept.any() and (KeepTraits.read(keep).refills or not unscored)
 
 
-def trained_mask(keep: Keep, mask: Bool[Tensor, "B T"], truncated: Bool[Tensor, " B"]) -> Bool[Tensor, "B T"]:
+def trained_mask(keep: Keep, mask: Mask, truncated: Bool[Tensor, " B"]) -> Mask:
     """The mask of the loss, without truncated completions if `keep` excludes them."""
     return mask if KeepTraits.read(keep).truncated else mask & ~truncated.unsqueeze(1)

@@ -16,13 +16,11 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from proximo.losses.arithmetic import bounded_exp, row_mean
-from proximo.losses.pieces.protocols import GateProtocol
-from proximo.losses.pieces.traits import RatioTraits
-from proximo.types.tensor_types import Bool, Float
+from proximo.losses.arithmetic import Mask, Tokens, bounded_exp, row_mean
+from proximo.losses.pieces.protocols import GateProtocol, Peers, RatioTraits
+from proximo.types.tensor_types import Float
 
-Tokens = Float[Tensor, "B T"]
-Mask = Bool[Tensor, "B T"]
+__all__ = ["CappedScore", "Clip", "GammaScore", "GeometricClip", "Reinforce", "SoftGate", "Unclipped"]
 
 
 @dataclass(frozen=True)
@@ -35,12 +33,31 @@ class Clip:
     """Upper clip width: ratios are clipped at 1 + high."""
     dual: float | None = None
     """Dual clip: bounds the loss of tokens with A < 0 and a very large ratio. None: unbounded, as in the papers."""
+    peers: ClassVar[Peers] = Peers(
+        "epsilon 0.2, epsilon_high None (= epsilon), delta None",
+        "clip_ratio_low 0.2, clip_ratio_high 0.2; with loss_mode vanilla also clip_ratio_c 3.0: a dual clip is on "
+        "by default",
+    )
 
     def __post_init__(self) -> None:
         if self.low < 0 or self.high < 0:
             raise ValueError(f"gate.low {self.low}, gate.high {self.high}: widths of the clip cannot be negative")
         if self.dual is not None and self.dual <= 1 + self.high:
             raise ValueError(f"gate.dual is {self.dual}: the dual clip must lie above 1 + high = {1 + self.high}")
+
+    @property
+    def formula(self) -> str:
+        inner = f"min( ρ·A, clip(ρ, {1 - self.low:g}, {1 + self.high:g})·A )"
+        return inner if self.dual is None else f"max( {inner}, {self.dual:g}·A if A < 0 )"
+
+    def peers_in(self, algorithm: Any) -> Peers:
+        """On a ratio that is a mean over a row: the peers hold both in one loss of theirs."""
+        if not RatioTraits.read(algorithm.ratio).length_normalised:
+            return self.peers
+        return Peers(
+            "epsilon 0.2 unless set, epsilon_high None (= epsilon), delta None: GSPO's widths must be given",
+            "clip_ratio_low 0.2, clip_ratio_high 0.2 unless set; no dual clip: clip_ratio_c is not read",
+        )
 
     @property
     def band(self) -> tuple[float, float]:
@@ -86,10 +103,22 @@ class SoftGate:
     normalised: bool = True
     """Whether to multiply by 4/τ, which makes the gradient at r = 1 the usual one."""
     fades: ClassVar[bool] = True
+    peers: ClassVar[Peers] = Peers(
+        'loss_type "sapo", sapo_temperature_pos 1.0, sapo_temperature_neg 1.05',
+        "loss_mode sapo, actor.tau_pos 1.0, actor.tau_neg 1.05",
+    )
+    metrics: ClassVar[Mapping[str, str]] = {
+        "sapo_gap": "difference between a completion's mean soft gate and the gate of its sequence ratio"
+    }
 
     def __post_init__(self) -> None:
         if self.tau_pos <= 0 or self.tau_neg <= 0:
             raise ValueError(f"gate.tau_pos {self.tau_pos}, gate.tau_neg {self.tau_neg}: temperatures must be positive")
+
+    @property
+    def formula(self) -> str:
+        factor = "(4/τ)·" if self.normalised else ""
+        return f"{factor}σ( τ(ρ − 1) ) · A,  τ = {self.tau_pos:g} if A > 0 else {self.tau_neg:g}"
 
     def remarks(self, algorithm: Any) -> Iterator[str]:
         if self.tau_neg < self.tau_pos:
@@ -139,6 +168,9 @@ def sech_squared(values: Float[Tensor, "*S"]) -> Float[Tensor, "*S"]:
 class Unclipped:
     """r·A: the plain importance-sampled objective without any clipping. KL-Cov."""
 
+    formula: ClassVar[str] = "ρ · A"
+    peers: ClassVar[Peers] = Peers("none", "loss_mode kl_cov")
+
     def __call__(self, log_ratio: Tokens, logprobs: Tokens, advantages: Tokens, mask: Mask) -> Tokens:
         return -bounded_exp(log_ratio) * advantages
 
@@ -158,10 +190,16 @@ class GeometricClip:
     high: float = 0.4
     """Upper clip width of the log-ratio."""
     pools: ClassVar[bool] = True
+    peers: ClassVar[Peers] = Peers("experimental GMPO trainer", "loss_mode geo_mean: a plain mean per micro-batch")
 
     def __post_init__(self) -> None:
         if self.low < 0 or self.high < 0:
             raise ValueError(f"gate.low {self.low}, gate.high {self.high}: widths of the clip cannot be negative")
+
+    @property
+    def formula(self) -> str:
+        highest, lowest = math.exp(self.high), math.exp(-self.low)
+        return f"( Π_t ρ clipped at {highest:.4g} if A > 0, at {lowest:.4g} else )^(1/|y|) · A"
 
     @property
     def band(self) -> tuple[float, float]:
@@ -182,6 +220,8 @@ class Reinforce:
 
     score_form: ClassVar[bool] = True
     ignores_ratio: ClassVar[bool] = True
+    formula: ClassVar[str] = "A · log π"
+    peers: ClassVar[Peers] = Peers("none", "loss_mode gpg")
 
     def __call__(self, log_ratio: Tokens, logprobs: Tokens, advantages: Tokens, mask: Mask) -> Tokens:
         return -advantages * logprobs
@@ -199,10 +239,19 @@ class CappedScore:
     low: float | None = None
     """Lower width: the ratio is at least 1 − low. None: no lower bound, as in the paper."""
     score_form: ClassVar[bool] = True
+    peers: ClassVar[Peers] = Peers(
+        'loss_type "cispo": epsilon_high is the cap itself, 1 + our high',
+        "loss_mode cispo: two-sided, 0.2 and 0.2 by default",
+    )
 
     def __post_init__(self) -> None:
         if self.high < 0 or (self.low is not None and self.low < 0):
             raise ValueError(f"gate.low {self.low}, gate.high {self.high}: widths of the cap cannot be negative")
+
+    @property
+    def formula(self) -> str:
+        lowest = 0 if self.low is None else 1 - self.low
+        return f"sg[ clip(ρ, {lowest:g}, {1 + self.high:g}) ] · A · log π"
 
     @property
     def band(self) -> tuple[float, float]:
@@ -231,10 +280,16 @@ class GammaScore:
     score_form: ClassVar[bool] = True
     fades: ClassVar[bool] = True
     weighs_rows: ClassVar[bool] = True
+    peers: ClassVar[Peers] = Peers('loss_type "vespo", vespo_{k,lambda}_{pos,neg}', "none")
 
     def __post_init__(self) -> None:
         if min(self.power_pos, self.rate_pos, self.power_neg, self.rate_neg) <= 0:
             raise ValueError(f"gate: powers and rates of {self} must all be positive")
+
+    @property
+    def formula(self) -> str:
+        positive, negative = f"{self.power_pos:g}, {self.rate_pos:g}", f"{self.power_neg:g}, {self.rate_neg:g}"
+        return f"sg[ e^λ·ρ^k·e^(−λρ) ] · A · log π,  (k, λ) = ({positive}) if A ≥ 0 else ({negative})"
 
     def contradictions(self, algorithm: Any) -> Iterator[str]:
         ratio = RatioTraits.read(algorithm.ratio)

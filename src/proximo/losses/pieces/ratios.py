@@ -9,20 +9,32 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from torch import Tensor
 
-from proximo.losses.arithmetic import row_mean, row_sum
-from proximo.losses.pieces.protocols import AnchorProtocol, RatioProtocol
-from proximo.types.tensor_types import Bool, Float
+from proximo.losses.arithmetic import Mask, Tokens, row_mean, row_sum
+from proximo.losses.pieces.protocols import AnchorProtocol, Peers, RatioProtocol
+
+__all__ = [
+    "CurrentPolicy",
+    "NoRatio",
+    "OldPolicy",
+    "SamplerPolicy",
+    "SequenceProductRatio",
+    "SequenceRatio",
+    "SequenceTokenRatio",
+    "TokenRatio",
+]
 
 
 @dataclass(frozen=True)
 class OldPolicy:
     """The learner's policy with the weights that sampled, recomputed by the learner."""
 
-    def __call__(
-        self, current: Float[Tensor, "B T"], old: Float[Tensor, "B T"], sampler: Float[Tensor, "B T"] | None
-    ) -> Float[Tensor, "B T"]:
+    formula: ClassVar[str] = "π_old"
+    peers: ClassVar[Peers] = Peers(
+        "recomputed when steps_per_generation or num_iterations make it differ", "recomputed before every update"
+    )
+
+    def __call__(self, current: Tokens, old: Tokens, sampler: Tokens | None) -> Tokens:
         return old
 
 
@@ -31,10 +43,10 @@ class SamplerPolicy:
     """The sampler's own log-probs: the ratio then also corrects the sampler's mismatch."""
 
     needs_sampler_logprobs: ClassVar[bool] = True
+    formula: ClassVar[str] = "μ"
+    peers: ClassVar[Peers] = Peers("none", "rollout_correction.bypass_mode False")
 
-    def __call__(
-        self, current: Float[Tensor, "B T"], old: Float[Tensor, "B T"], sampler: Float[Tensor, "B T"] | None
-    ) -> Float[Tensor, "B T"]:
+    def __call__(self, current: Tokens, old: Tokens, sampler: Tokens | None) -> Tokens:
         assert sampler is not None
         return sampler
 
@@ -44,10 +56,10 @@ class CurrentPolicy:
     """The current policy, held constant: every ratio is 1. Correct for a single update per batch."""
 
     on_policy: ClassVar[bool] = True
+    formula: ClassVar[str] = "sg[π]"
+    peers: ClassVar[Peers] = Peers("implied by one update per batch", "loss_mode gpg")
 
-    def __call__(
-        self, current: Float[Tensor, "B T"], old: Float[Tensor, "B T"], sampler: Float[Tensor, "B T"] | None
-    ) -> Float[Tensor, "B T"]:
+    def __call__(self, current: Tokens, old: Tokens, sampler: Tokens | None) -> Tokens:
         return current
 
 
@@ -59,8 +71,10 @@ class NoRatio:
     """No importance weight: plain policy gradient."""
 
     is_constant: ClassVar[bool] = True
+    formula: ClassVar[str] = ""
+    peers: ClassVar[Peers] = Peers("none", "loss_mode gpg")
 
-    def __call__(self, log_ratio: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]) -> Float[Tensor, "B T"]:
+    def __call__(self, log_ratio: Tokens, mask: Mask) -> Tokens:
         return torch.zeros_like(log_ratio)
 
 
@@ -68,7 +82,12 @@ class NoRatio:
 class TokenRatio:
     """r_t = π(y_t) / π_old(y_t)."""
 
-    def __call__(self, log_ratio: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]) -> Float[Tensor, "B T"]:
+    formula: ClassVar[str] = "π(y_t) / π_anchor(y_t)"
+    peers: ClassVar[Peers] = Peers(
+        'importance_sampling_level "token"', "one for each token in every loss_mode but gspo"
+    )
+
+    def __call__(self, log_ratio: Tokens, mask: Mask) -> Tokens:
         return log_ratio
 
 
@@ -79,8 +98,12 @@ class SequenceRatio:
     spans_row: ClassVar[bool] = True
     pools: ClassVar[bool] = True
     length_normalised: ClassVar[bool] = True
+    formula: ClassVar[str] = "( Π_t π(y_t) / π_anchor(y_t) )^(1/|y|)"
+    peers: ClassVar[Peers] = Peers(
+        'importance_sampling_level "sequence" (default "token")', "loss_mode gspo, in its sequence_token form"
+    )
 
-    def __call__(self, log_ratio: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]) -> Float[Tensor, "B T"]:
+    def __call__(self, log_ratio: Tokens, mask: Mask) -> Tokens:
         return row_mean(log_ratio, mask).expand_as(log_ratio)
 
 
@@ -93,8 +116,10 @@ class SequenceTokenRatio:
 
     spans_row: ClassVar[bool] = True
     length_normalised: ClassVar[bool] = True
+    formula: ClassVar[str] = "sg[ ( Π_t π(y_t) / π_anchor(y_t) )^(1/|y|) ] · π(y_t) / sg[π(y_t)]"
+    peers: ClassVar[Peers] = Peers("none", "loss_mode gspo")
 
-    def __call__(self, log_ratio: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]) -> Float[Tensor, "B T"]:
+    def __call__(self, log_ratio: Tokens, mask: Mask) -> Tokens:
         # Own minus detached first: the difference is exactly 0, so that the mean loses no digits.
         return (log_ratio - log_ratio.detach()) + row_mean(log_ratio, mask).detach()
 
@@ -107,12 +132,17 @@ class SequenceProductRatio:
     """Bound on the absolute value of the summed log-ratio; larger values carry no information."""
     spans_row: ClassVar[bool] = True
     pools: ClassVar[bool] = True
+    peers: ClassVar[Peers] = Peers('RLOOTrainer; loss_type "vespo"', "none")
 
     def __post_init__(self) -> None:
         if self.max_log <= 0:
             raise ValueError(f"ratio.max_log is {self.max_log}: the clamp must leave room around 0, say 20")
 
-    def __call__(self, log_ratio: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]) -> Float[Tensor, "B T"]:
+    @property
+    def formula(self) -> str:
+        return f"Π_t π(y_t) / π_anchor(y_t),  its log within ±{self.max_log:g}"
+
+    def __call__(self, log_ratio: Tokens, mask: Mask) -> Tokens:
         return row_sum(log_ratio, mask).clamp(-self.max_log, self.max_log).expand_as(log_ratio)
 
 

@@ -13,11 +13,12 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from proximo.losses.arithmetic import count_below, count_of, row_mean
-from proximo.losses.pieces.protocols import SelectionProtocol
-from proximo.losses.pieces.traits import GateTraits
+from proximo.losses.arithmetic import Mask, Tokens, count_below, count_of, row_mean
+from proximo.losses.pieces.protocols import GateTraits, Peers, SelectionProtocol
 from proximo.losses.records import Candidates
-from proximo.types.tensor_types import Bool, Float, Int
+from proximo.types.tensor_types import Float, Int
+
+__all__ = ["ClipCovariance", "KlCovariance", "OffPolicyMask", "TopEntropy"]
 
 
 @dataclass(frozen=True)
@@ -31,11 +32,17 @@ class ClipCovariance:
     high: float = 5.0
     """Covariance below which tokens may be dropped."""
     step_wide: ClassVar[bool] = True
+    peers: ClassVar[Peers] = Peers("none", "loss_mode clip_cov, clip_cov_ratio 2e-4, clip_cov_{lb,ub} 1 and 5")
 
     def __post_init__(self) -> None:
         _check_share(self.share)
 
-    def choose(self, candidates: Candidates, generator: torch.Generator | None) -> Bool[Tensor, "B T"]:
+    @property
+    def formula(self) -> str:
+        where = f"those with covariance of A and log π in ({self.low:g}, {self.high:g})"
+        return f"{self.share:g} of the tokens, drawn from {where}"
+
+    def choose(self, candidates: Candidates, generator: torch.Generator | None) -> Mask:
         covariance = token_covariance(candidates)
         # A token the clip already blocks has no gradient to drop.
         is_open = candidates.through[candidates.mask] > 0
@@ -45,9 +52,7 @@ class ClipCovariance:
         count = max(1, count_below(self.share, int(candidates.mask.sum())))
         return _at(eligible[order[:count]], candidates.mask)
 
-    def apply(
-        self, losses: Float[Tensor, "B T"], log_ratio: Float[Tensor, "B T"], chosen: Bool[Tensor, "B T"]
-    ) -> Float[Tensor, "B T"]:
+    def apply(self, losses: Tokens, log_ratio: Tokens, chosen: Mask) -> Tokens:
         return losses.masked_fill(chosen, 0.0)
 
 
@@ -61,21 +66,25 @@ class KlCovariance:
     """Strength of the term."""
     step_wide: ClassVar[bool] = True
     teaches_alone: ClassVar[bool] = True
+    peers: ClassVar[Peers] = Peers("none", "loss_mode kl_cov, kl_cov_ratio 2e-4, ppo_kl_coef 0.1")
 
     def __post_init__(self) -> None:
         _check_share(self.share)
+
+    @property
+    def formula(self) -> str:
+        where = f"the {self.share:g} of tokens with the highest covariance of A and log π"
+        return f"freedom for {where}: − {self.coefficient:g}·|log ρ| there"
 
     def remarks(self, algorithm: Any) -> Iterator[str]:
         if GateTraits.read(algorithm.gate).clips:
             yield f"select KlCovariance with gate {algorithm.gate}: KL-Cov is defined without a clip, on Unclipped()"
 
-    def choose(self, candidates: Candidates, generator: torch.Generator | None) -> Bool[Tensor, "B T"]:
+    def choose(self, candidates: Candidates, generator: torch.Generator | None) -> Mask:
         count = max(1, count_below(self.share, int(candidates.mask.sum())))
         return _highest(token_covariance(candidates), count, candidates.mask)
 
-    def apply(
-        self, losses: Float[Tensor, "B T"], log_ratio: Float[Tensor, "B T"], chosen: Bool[Tensor, "B T"]
-    ) -> Float[Tensor, "B T"]:
+    def apply(self, losses: Tokens, log_ratio: Tokens, chosen: Mask) -> Tokens:
         return torch.where(chosen, losses + self.coefficient * log_ratio.abs(), losses)
 
 
@@ -87,19 +96,22 @@ class TopEntropy:
     """Share of the tokens that is kept."""
     step_wide: ClassVar[bool] = True
     needs_entropy: ClassVar[bool] = True
+    peers: ClassVar[Peers] = Peers("top_entropy_quantile 1.0 (off)", "none")
 
     def __post_init__(self) -> None:
         _check_share(self.share)
 
-    def choose(self, candidates: Candidates, generator: torch.Generator | None) -> Bool[Tensor, "B T"]:
+    @property
+    def formula(self) -> str:
+        return f"all but the {self.share:g} of tokens with the highest entropy"
+
+    def choose(self, candidates: Candidates, generator: torch.Generator | None) -> Mask:
         if candidates.entropy is None:
             raise ValueError("entropy is None: TopEntropy needs the entropy of each token's distribution")
         count = max(1, count_of(self.share, int(candidates.mask.sum())))
         return candidates.mask & ~_highest(candidates.entropy[candidates.mask], count, candidates.mask)
 
-    def apply(
-        self, losses: Float[Tensor, "B T"], log_ratio: Float[Tensor, "B T"], chosen: Bool[Tensor, "B T"]
-    ) -> Float[Tensor, "B T"]:
+    def apply(self, losses: Tokens, log_ratio: Tokens, chosen: Mask) -> Tokens:
         return losses.masked_fill(chosen, 0.0)
 
 
@@ -110,18 +122,21 @@ class OffPolicyMask:
     threshold: float = 0.1
     """Largest mean log-ratio, in nats per token, of a completion that is kept."""
     step_wide: ClassVar[bool] = False
+    peers: ClassVar[Peers] = Peers("off_policy_mask_threshold None", "none")
 
     def __post_init__(self) -> None:
         if self.threshold <= 0:
             raise ValueError(f"select.threshold is {self.threshold}: give the largest drift allowed, say 0.1")
 
-    def choose(self, candidates: Candidates, generator: torch.Generator | None) -> Bool[Tensor, "B T"]:
+    @property
+    def formula(self) -> str:
+        return f"completions with A < 0 and mean log μ/π above {self.threshold:g}"
+
+    def choose(self, candidates: Candidates, generator: torch.Generator | None) -> Mask:
         drift = row_mean(candidates.rollout_logprobs - candidates.logprobs, candidates.mask)
         return candidates.mask & (candidates.advantages < 0) & (drift > self.threshold)
 
-    def apply(
-        self, losses: Float[Tensor, "B T"], log_ratio: Float[Tensor, "B T"], chosen: Bool[Tensor, "B T"]
-    ) -> Float[Tensor, "B T"]:
+    def apply(self, losses: Tokens, log_ratio: Tokens, chosen: Mask) -> Tokens:
         return losses.masked_fill(chosen, 0.0)
 
 
@@ -136,12 +151,12 @@ def token_covariance(candidates: Candidates) -> Float[Tensor, " N"]:
     return (advantages - advantages.mean()) * (logprobs - logprobs.mean())
 
 
-def _highest(values: Float[Tensor, " N"], count: int, mask: Bool[Tensor, "B T"]) -> Bool[Tensor, "B T"]:
+def _highest(values: Float[Tensor, " N"], count: int, mask: Mask) -> Mask:
     """True at the sampled tokens with the highest values."""
     return _at(values.topk(min(count, len(values))).indices, mask)
 
 
-def _at(positions: Int[Tensor, " K"], mask: Bool[Tensor, "B T"]) -> Bool[Tensor, "B T"]:
+def _at(positions: Int[Tensor, " K"], mask: Mask) -> Mask:
     """True at these positions among the sampled tokens; padding is not counted."""
     is_chosen = torch.zeros_like(mask[mask])
     is_chosen[positions] = True

@@ -12,11 +12,15 @@ from typing import ClassVar, cast
 import torch
 from torch import Tensor
 
-from proximo.losses.arithmetic import count_of, sampled
+from proximo.losses.arithmetic import Mask, Tokens, count_of, sampled
 from proximo.losses.pieces.divergences import K1, Divergence
-from proximo.losses.pieces.protocols import ShapeProtocol
-from proximo.losses.pieces.traits import ShapeTraits
-from proximo.types.tensor_types import Bool, Float, Int
+from proximo.losses.pieces.protocols import Peers, ShapeProtocol, ShapeTraits, formula_of
+from proximo.types.tensor_types import Float, Int
+
+__all__ = ["AdaptiveKl", "KlReward", "LinearOverlong", "SoftOverlong"]
+
+UNIT = "u = half of what a right answer earns more than a wrong one"
+"""1 where rewards are ±1, as in DAPO's paper; 0.5 where they are 0 and 1."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +37,10 @@ class SoftOverlong:
     """L_cache in tokens, over which the penalty grows. None: 20 % of the limit."""
     cap: float | None = 1.0
     """Largest penalty, in units. None: the penalty keeps growing beyond the limit."""
+    peers: ClassVar[Peers] = Peers(
+        "reward function get_soft_overlong_punishment(max_completion_len, soft_punish_cache), capped too; u is 1",
+        "reward manager dapo, overlong_buffer.{len, penalty_factor}; not capped beyond the limit, u is 1",
+    )
 
     def __post_init__(self) -> None:
         if self.limit is not None and self.limit < 1:
@@ -41,6 +49,12 @@ class SoftOverlong:
             raise ValueError(f"shape.cache is {self.cache}: it must lie between 1 and shape.limit ({self.limit})")
         if self.cap is not None and self.cap <= 0:
             raise ValueError(f"shape.cap is {self.cap}: give the largest penalty, say 1, or None")
+
+    @property
+    def formula(self) -> str:
+        cap = "" if self.cap is None else f", at most {self.cap:g}"
+        lengths = f"L = {self.limit or 'completion limit'}, C = {self.cache or 'L/5'}"
+        return f"− u · (|y| − L + C)/C where positive{cap};  {lengths}, {UNIT}"
 
     def __call__(self, lengths: Int[Tensor, " B"], completion_limit: int, unit: float = 1.0) -> Float[Tensor, " B"]:
         """`unit` is half the difference between the rewards of a right and a wrong answer."""
@@ -59,10 +73,15 @@ class LinearOverlong:
     """Penalty of a token, in the units of `SoftOverlong`: half the distance between right and wrong."""
     limit: int | None = None
     """Limit in tokens. None: the run's completion limit, so that the penalty is always 0."""
+    peers: ClassVar[Peers] = Peers("none", "none")
 
     def __post_init__(self) -> None:
         if self.coefficient <= 0:
             raise ValueError(f"shape.coefficient is {self.coefficient}: use shape=None for no penalty")
+
+    @property
+    def formula(self) -> str:
+        return f"− u · {self.coefficient:g} · tokens beyond {self.limit or 'the completion limit'};  {UNIT}"
 
     def __call__(self, lengths: Int[Tensor, " B"], completion_limit: int, unit: float = 1.0) -> Float[Tensor, " B"]:
         limit = completion_limit if self.limit is None else self.limit
@@ -102,6 +121,13 @@ class KlReward:
     controller: AdaptiveKl | None = None
     """Controller that moves the coefficient towards a target KL after each step. None: it is fixed."""
     per_token: ClassVar[bool] = True
+    peers: ClassVar[Peers] = Peers(
+        "none in GRPOTrainer; RLOOTrainer's beta", "use_kl_in_reward False, kl_penalty kl, kl_coef 0.001"
+    )
+
+    @property
+    def formula(self) -> str:
+        return f"− {self.coefficient:g} · ({formula_of(self.estimator)}) at every token"
 
     @property
     def is_off(self) -> bool:
@@ -111,12 +137,7 @@ class KlReward:
         if self.coefficient < 0:
             raise ValueError(f"shape.coefficient is {self.coefficient}: give 0 or more; a reward pulls, it cannot push")
 
-    def __call__(
-        self,
-        old_logprobs: Float[Tensor, "B T"],
-        ref_logprobs: Float[Tensor, "B T"],
-        mask: Bool[Tensor, "B T"],
-    ) -> Float[Tensor, "B T"]:
+    def __call__(self, old_logprobs: Tokens, ref_logprobs: Tokens, mask: Mask) -> Tokens:
         """Token rewards, which `proximo.advantages` takes as `token_rewards`."""
         on_policy = torch.zeros_like(old_logprobs)
         return sampled(-self.coefficient * self.estimator(old_logprobs, ref_logprobs, on_policy), mask)

@@ -17,10 +17,11 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from proximo.losses.groups import group_index, sum_by_group
-from proximo.losses.pieces.protocols import WeightsProtocol
-from proximo.losses.pieces.traits import AdvantageTraits
-from proximo.types.tensor_types import Bool, Float, Int
+from proximo.losses.arithmetic import Mask, Tokens, group_index, sum_by_group
+from proximo.losses.pieces.protocols import AdvantageTraits, Peers, WeightsProtocol
+from proximo.types.tensor_types import Float, Int
+
+__all__ = ["ConstantLength", "PromptMean", "SequenceMean", "SequenceSum", "TokenMean", "token_weights"]
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ class _OneForARow:
         """Weight of each sampled token of a row."""
         raise NotImplementedError
 
-    def __call__(self, mask: Bool[Tensor, "B T"], group: Int[Tensor, " B"]) -> Float[Tensor, "B T"]:
+    def __call__(self, mask: Mask, group: Int[Tensor, " B"]) -> Tokens:
         return token_weights(self, mask, group)
 
 
@@ -38,6 +39,8 @@ class TokenMean(_OneForARow):
     """Every sampled token of the step counts the same: 1 / N. DAPO's loss, and PPO's."""
 
     by_token: ClassVar[bool] = True
+    formula: ClassVar[str] = "(1/N) Σ_i Σ_t"
+    peers: ClassVar[Peers] = Peers('loss_type "dapo", the default', "loss_agg_mode token-mean, the default")
 
     def of_rows(self, counts: Float[Tensor, " B"], group: Int[Tensor, " B"]) -> Float[Tensor, " B"]:
         return torch.ones_like(counts) / counts.sum().clamp(min=1)
@@ -46,6 +49,11 @@ class TokenMean(_OneForARow):
 @dataclass(frozen=True)
 class SequenceMean(_OneForARow):
     """Every completion counts the same: 1 / (B · |y|). GRPO's loss, GSPO's and SAPO's."""
+
+    formula: ClassVar[str] = "(1/B) Σ_i (1/|y_i|) Σ_t"
+    peers: ClassVar[Peers] = Peers(
+        'loss_type "grpo" or "sapo" (default "dapo")', "loss_agg_mode seq-mean-token-mean (default token-mean)"
+    )
 
     def of_rows(self, counts: Float[Tensor, " B"], group: Int[Tensor, " B"]) -> Float[Tensor, " B"]:
         return 1 / (max(len(counts), 1) * counts.clamp(min=1))
@@ -58,6 +66,9 @@ class PromptMean(_OneForARow):
     The literal reading of DAPO's objective, whose denominator is inside the expectation over prompts.
     """
 
+    formula: ClassVar[str] = "(1/P) Σ_prompts (1/tokens of the group) Σ_i Σ_t"
+    peers: ClassVar[Peers] = Peers("none", "none")
+
     def of_rows(self, counts: Float[Tensor, " B"], group: Int[Tensor, " B"]) -> Float[Tensor, " B"]:
         index, num_groups = group_index(group)
         tokens = sum_by_group(counts, index, num_groups).clamp(min=1)
@@ -67,6 +78,9 @@ class PromptMean(_OneForARow):
 @dataclass(frozen=True)
 class SequenceSum(_OneForARow):
     """The tokens of a completion are summed: 1 / B. A long completion counts more. RLOO, LUSPO."""
+
+    formula: ClassVar[str] = "(1/B) Σ_i Σ_t"
+    peers: ClassVar[Peers] = Peers('loss_type "luspo"', "loss_agg_mode seq-mean-token-sum")
 
     def of_rows(self, counts: Float[Tensor, " B"], group: Int[Tensor, " B"]) -> Float[Tensor, " B"]:
         return torch.ones_like(counts) / max(len(counts), 1)
@@ -78,10 +92,18 @@ class ConstantLength(_OneForARow):
 
     length: int | None = None
     """Generation budget in tokens. None: the run's completion limit."""
+    peers: ClassVar[Peers] = Peers(
+        'loss_type "dr_grpo", L = max_completion_length; the std stays unless scale_rewards is "none"',
+        "loss_agg_mode seq-mean-token-sum-norm, L = loss_scale_factor or the padded width",
+    )
 
     def __post_init__(self) -> None:
         if self.length is not None and self.length < 1:
             raise ValueError(f"weights.length is {self.length}: give the generation budget, at least 1 token")
+
+    @property
+    def formula(self) -> str:
+        return f"(1/B) Σ_i (1/{'L' if self.length is None else self.length}) Σ_t"
 
     def with_limit(self, completion_limit: int) -> "ConstantLength":
         return replace(self, length=completion_limit) if self.length is None else self
@@ -105,8 +127,6 @@ class ConstantLength(_OneForARow):
 Weights = TokenMean | SequenceMean | PromptMean | SequenceSum | ConstantLength | WeightsProtocol
 
 
-def token_weights(
-    weights: WeightsProtocol, mask: Bool[Tensor, "B T"], group: Int[Tensor, " B"]
-) -> Float[Tensor, "B T"]:
+def token_weights(weights: WeightsProtocol, mask: Mask, group: Int[Tensor, " B"]) -> Tokens:
     """The weight of every sampled token of an optimizer step, 0 elsewhere."""
     return mask.double() * weights.of_rows(mask.sum(dim=1).double(), group).unsqueeze(1)

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from proximo.learner.freezing import frozen_names
 from proximo.learner.memory import (
     GroupLengths,
     is_planned_on,
@@ -19,8 +18,8 @@ from proximo.learner.memory import (
     token_cost,
 )
 from proximo.learner.optimizer import HALVES
-from proximo.learner.options import CPU_TOKENS
-from proximo.learner.schedule import Moments, moment_bytes
+from proximo.learner.options import CPU_TOKENS, Moments, moment_bytes
+from proximo.learner.policy import frozen_names
 from proximo.models import free_bytes, pick_device, pick_dtype
 from proximo.models.adapters.lora import adapter_size
 from proximo.models.adapters.quantized import quantized_size

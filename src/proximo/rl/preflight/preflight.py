@@ -9,8 +9,8 @@ import torch
 from proximo.algorithms import Algorithm
 from proximo.environments.kinds import played
 from proximo.learner.experts import balance_for, check_replay
-from proximo.learner.freezing import frozen_names
-from proximo.losses.pieces.traits import AdvantageTraits, GateTraits
+from proximo.learner.policy import frozen_names
+from proximo.losses.pieces.protocols import AdvantageTraits, GateTraits
 from proximo.models import load_tokenizer, pick_device
 from proximo.models.adapters.quantized import check_quantization
 from proximo.models.adapters.starting import base_for

@@ -3,8 +3,7 @@
 Rules do not depend on algorithms or files: numbers in, findings out, with the standard library only.
 """
 
-from proximo.runs.health.finding import SEVERITIES, Finding, Severity
-from proximo.runs.health.rule import Rule
+from proximo.runs.health.rule import SEVERITIES, Finding, Rule, Severity
 from proximo.runs.health.watch import COLLAPSE, ENOUGH, RULES, RuleState, Spell, Watch, findings, watched, worst_first
 
 __all__ = [

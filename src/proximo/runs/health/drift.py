@@ -4,8 +4,8 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from proximo.runs.health.finding import Severity
 from proximo.runs.health.history import EARLY, History, mean
+from proximo.runs.health.rule import Rule, Severity
 
 
 @dataclass(frozen=True)
@@ -198,3 +198,13 @@ class KlRunaway:
             f"the policy is {now:.3g} nats a token from its reference over {self.window} steps, and was "
             f"{first:.3g} in the first {EARLY}"
         )
+
+
+RULES: tuple[Rule, ...] = (
+    SuddenCollapse(),
+    EntropyCollapse(),
+    EntropyRise(),
+    LengthExplosion(),
+    Truncation(),
+    KlRunaway(),
+)

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import ClassVar
 
-from proximo.runs.health.finding import Severity
 from proximo.runs.health.history import EARLY, HELD_OUT, Evaluated, History, has_risen, mean
+from proximo.runs.health.rule import Rule, Severity
 
 
 @dataclass(frozen=True)
@@ -181,3 +181,6 @@ def _error_of_one(last: Sequence[Evaluated]) -> float:
     if problems < 1 or not all(0 <= each.outcome <= 1 for each in last):
         return math.nan
     return math.sqrt((share * (1 - share) + 1 / (4 * problems)) / problems)
+
+
+RULES: tuple[Rule, ...] = (OnePart(), HeldOutFlat(), HeldOutFall())

@@ -5,12 +5,12 @@ import math
 import statistics
 from bisect import bisect_right
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeGuard
 
-from proximo.runs.health.finding import Row
-
+Row = Mapping[str, object]
+"""A row of metrics.jsonl, as in the file or before it is written."""
 MAX_STEPS = 10**9
 """Maximum step number; a row with a larger one is damaged."""
 EARLY = 10

@@ -4,8 +4,8 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from proximo.runs.health.finding import Severity
 from proximo.runs.health.history import EARLY, NEARLY_ALL, History, are_equal, half_width, has_risen, mean
+from proximo.runs.health.rule import Rule, Severity
 
 
 @dataclass(frozen=True)
@@ -305,3 +305,15 @@ class Selection:
             if len(values) > 1 and abs(mean(values)) > max(self.size, half_width(values)):
                 return f"{share}; their difference in {what} is {mean(values):+.2f} ± {half_width(values):.2f}"
         return None
+
+
+RULES: tuple[Rule, ...] = (
+    NoReward(),
+    ColdStart(),
+    DeadGroups(),
+    TooEasy(),
+    Unscored(),
+    Duplicates(),
+    NothingTrained(),
+    Selection(),
+)

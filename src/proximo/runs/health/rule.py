@@ -1,9 +1,32 @@
-"""The interface of a rule."""
+"""A rule, and a finding: what is wrong with a run, the evidence, and the first thing to do about it."""
 
-from typing import ClassVar, Protocol, runtime_checkable
+from dataclasses import dataclass
+from typing import ClassVar, Literal, Protocol, runtime_checkable
 
-from proximo.runs.health.finding import Severity
 from proximo.runs.health.history import History
+
+Severity = Literal["warning", "failing"]
+"""Failing: continuing the run unchanged will not help."""
+SEVERITIES: tuple[Severity, ...] = ("failing", "warning")
+"""All severities, worst first."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    rule: str
+    severity: Severity
+    step: int
+    """Step at which it was first seen; the rollouts of this step show it."""
+    message: str
+    """Evidence, with numbers."""
+    remedy: str
+    """First thing to do."""
+    show: str
+    """Filter for the completions of the step that show it; empty if none do."""
+
+    def __str__(self) -> str:
+        grave = ", the run is failing" if self.severity == "failing" else ""
+        return f"{self.rule}{grave}: {self.message}. First: {self.remedy}"
 
 
 @runtime_checkable

@@ -10,8 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from proximo.runs.health.finding import Row
-from proximo.runs.health.history import is_step, number
+from proximo.runs.health.history import Row, is_step, number
 
 LEARNER, SAMPLER = "learner", "sampler"
 ENGINE, RANK = re.compile(r"engine-(\d{1,9})"), re.compile(r"rank (\d{1,9})")

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from proximo.runs.health.finding import Severity
 from proximo.runs.health.history import EARLY, History
+from proximo.runs.health.rule import Rule, Severity
 
 
 @dataclass(frozen=True)
@@ -114,3 +114,6 @@ class FormatCollapse:
         first = history.first(self.reads)
         before = f", {sum(first) / len(first):.0%} in the first {EARLY}" if first else ""
         return f"over {self.window} steps {broken:.0%} of the calls could not be read{before}"
+
+
+RULES: tuple[Rule, ...] = (Loops(), ToolsUnused(), ToolsFail(), FormatCollapse())

@@ -1,10 +1,11 @@
 """Rules about the gradient: sampler mismatch, the gate, the size of updates, the baseline."""
 
+import statistics
 from dataclasses import dataclass
 from typing import ClassVar
 
-from proximo.runs.health.finding import Severity
-from proximo.runs.health.history import History, mean
+from proximo.runs.health.history import EARLY, History, mean
+from proximo.runs.health.rule import Rule, Severity
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,42 @@ class SamplerGap:
             f"before any update the sampler is {kl:.2g} nats a token from the learner over {self.window} "
             f"steps, {'' if is_corrected else 'un'}corrected; the effective sample size is {effective:.0%} of the "
             "tokens"
+        )
+
+
+@dataclass(frozen=True)
+class GrowingGap:
+    """Only under staleness, where each step moves the policy away from the weights that sample the next ones."""
+
+    window: int = 3 * EARLY
+    times: float = 3.0
+    most: float = 1e-3
+    name: ClassVar[str] = "growing-gap"
+    severity: ClassVar[Severity] = "warning"
+    reads: ClassVar[str] = "stale_gap"
+    show: ClassVar[str] = "gap"
+    why: ClassVar[str] = "the policy moves further in a step than before, so that older weights sample another policy"
+    remedy: ClassVar[str] = (
+        "a lower ahead.staleness or training.learning_rate; and TokenTruncated in algorithm.correct, if there is none"
+    )
+
+    @property
+    def when(self) -> str:
+        return (
+            f"under staleness the sampler is {self.times:g} times as far from the learner as {2 * EARLY} steps before, "
+            f"and more than {self.most:g} nats a token"
+        )
+
+    def evidence(self, history: History) -> str | None:
+        before, now = history.last(self.reads, EARLY, before=2 * EARLY), history.last(self.reads, EARLY)
+        if not before:
+            return None
+        first, last = statistics.median(before), statistics.median(now)
+        if not last > max(self.most, self.times * first):
+            return None
+        return (
+            f"with older weights the sampler is {last:.2g} nats a token from the learner; {2 * EARLY} steps before it "
+            f"was {first:.2g}"
         )
 
 
@@ -130,3 +167,6 @@ class WeakValueModel:
             f"over {self.window} steps the squared error of the value model is {value:.3g}, that of the group mean "
             f"{group:.3g}: the group mean would be the better baseline"
         )
+
+
+RULES: tuple[Rule, ...] = (SamplerGap(), GrowingGap(), ClipSaturation(), HugeUpdate(), WeakValueModel())

@@ -4,65 +4,21 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from proximo.runs.health.drift import (
-    EntropyCollapse,
-    EntropyRise,
-    KlRunaway,
-    LengthExplosion,
-    SuddenCollapse,
-    Truncation,
-)
-from proximo.runs.health.finding import SEVERITIES, Finding, Row
-from proximo.runs.health.gains import HeldOutFall, HeldOutFlat, OnePart
-from proximo.runs.health.history import HELD_OUT, History
-from proximo.runs.health.reward_signal import (
-    ColdStart,
-    DeadGroups,
-    Duplicates,
-    NoReward,
-    NothingTrained,
-    Selection,
-    TooEasy,
-    Unscored,
-)
-from proximo.runs.health.rule import Rule
-from proximo.runs.health.throughput import GrowingGap, IdleEngines, IdleLearner, SlowPush, Straggler
-from proximo.runs.health.turns import FormatCollapse, Loops, ToolsFail, ToolsUnused
-from proximo.runs.health.updates import ClipSaturation, HugeUpdate, SamplerGap, WeakValueModel
+from proximo.runs.health import drift, gains, reward_signal, throughput, turns, updates
+from proximo.runs.health.history import HELD_OUT, History, Row
+from proximo.runs.health.rule import SEVERITIES, Finding, Rule
 
 RULES: tuple[Rule, ...] = (
-    NoReward(),
-    ColdStart(),
-    DeadGroups(),
-    TooEasy(),
-    Unscored(),
-    Duplicates(),
-    NothingTrained(),
-    Selection(),
-    SuddenCollapse(),
-    EntropyCollapse(),
-    EntropyRise(),
-    LengthExplosion(),
-    Truncation(),
-    KlRunaway(),
-    SamplerGap(),
-    GrowingGap(),
-    ClipSaturation(),
-    HugeUpdate(),
-    WeakValueModel(),
-    OnePart(),
-    HeldOutFlat(),
-    HeldOutFall(),
-    Loops(),
-    ToolsUnused(),
-    ToolsFail(),
-    FormatCollapse(),
-    IdleLearner(),
-    IdleEngines(),
-    SlowPush(),
-    Straggler(),
+    *reward_signal.RULES,
+    *drift.RULES,
+    *updates.RULES,
+    *gains.RULES,
+    *turns.RULES,
+    *throughput.RULES,
 )
-COLLAPSE = frozenset(rule.name for rule in (HeldOutFall, EntropyCollapse, SuddenCollapse, HugeUpdate))
+COLLAPSE = frozenset(
+    rule.name for rule in (gains.HeldOutFall, drift.EntropyCollapse, drift.SuddenCollapse, updates.HugeUpdate)
+)
 """Rules that say that a policy loses what it could do."""
 ENOUGH = sorted(rule.window for rule in RULES)[len(RULES) // 2]
 """Steps that most rules need."""
