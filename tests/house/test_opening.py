@@ -49,7 +49,7 @@ ELSEWHERE = {
     "rewards/worker.py": "/proc",
     "environments/worker.py": "/dev/null",
     "processes/sandbox": "the cage of a program",
-    "runs/tracking/adapters": "a tracker's own file, in the tracker's own folder",
+    "runs/tracking/trackers": "a tracker's own file, in the tracker's own folder",
     "insight/page/files.py": "the page's own files",
     "system/machine.py": "/proc, and readings in the user's own cache",
     "config/plugins.py": "code that the user names",

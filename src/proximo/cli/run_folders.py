@@ -17,7 +17,7 @@ from proximo.runs.checkpoints import CHECKPOINTS
 from proximo.runs.files import TRACEBACK
 from proximo.runs.session import Attempt
 from proximo.runs.signals import Stopped
-from proximo.runs.tracking.named import check_names
+from proximo.runs.tracking.trackers import check_names
 
 if TYPE_CHECKING:
     from proximo.rl.config import RunConfig

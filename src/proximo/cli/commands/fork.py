@@ -12,15 +12,16 @@ from proximo.cli.run_folders import launched, take_ranks, take_trackers, with_ra
 from proximo.config import toml
 from proximo.runs.checkpoints import step_of
 from proximo.runs.forking import changes, checkpoint_at, fork, refuse_other_weights
+from proximo.runs.tracking.trackers import CHOICES
 from proximo.system.opening import without_links
 
 USAGE = "RUN [--at STEP] [--run DIR] [--algorithm NAME] [--field VALUE ...]"
-HELP = """flags of the command itself:
+HELP = f"""flags of the command itself:
   --at STEP          checkpoint to begin from, by the number of steps done; without it the newest
   --run DIR          folder of the fork (default: RUN-at-STEP, with the algorithm's name where it changes)
   --fresh-optimizer  begin without the optimizer's moments
   --ranks N          train on N processes that hold the model in shards
-  --track NAME ...   send the fork while it runs to wandb, trackio, tensorboard, mlflow or FILE.py:NAME
+  --track NAME ...   send the fork while it runs to {CHOICES}
   --json             print the result as JSON on stdout, progress on stderr
 A fork begins with the run's weights, optimizer, data cursor and random numbers, so that its next prompts and draws are
 those of the run; a value model that the run does not have begins anew. With nothing changed it writes the same bytes.

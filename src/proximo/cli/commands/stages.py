@@ -24,7 +24,8 @@ from proximo.cli.run_folders import (
 )
 from proximo.config import toml
 from proximo.data import DataFile
-from proximo.runs.tracking.sidecars import tracked
+from proximo.runs.tracking.processes import tracked
+from proximo.runs.tracking.trackers import CHOICES
 from proximo.supervised.dpo import DpoConfig, dpo
 from proximo.supervised.fitting import Fitted
 from proximo.supervised.reward_model import RewardModelConfig, train_reward_model
@@ -34,14 +35,14 @@ from proximo.system.safe_text import counted
 
 Config = TypeVar("Config", DpoConfig, RewardModelConfig, SftConfig)
 
-STAGE_FLAGS = """arguments of the command itself:
+STAGE_FLAGS = f"""arguments of the command itself:
   DATA                  data file to train on (.jsonl, .parquet, .csv, ...), in the place of --data.path
   config.toml           config file, such as the config.toml of a run folder
   --run DIR             run folder; the same command with the same folder resumes the run
   --allow-change FIELD  on resume: permit this field to differ from the original run
   --accept-lost-rows    on resume: continue although metrics.jsonl or ledger.jsonl has lost rows
   --skip-bad            skip bad rows of a data file instead of refusing it
-  --track NAME ...      send the run while it runs to wandb, trackio, tensorboard, mlflow or FILE.py:NAME; any number
+  --track NAME ...      send the run while it runs to {CHOICES}; any number
   --ranks N             train on N processes that hold the model in shards; sets ranks.processes
   --json                print the result as JSON on stdout, progress on stderr
 examples:

@@ -4,13 +4,14 @@ import json
 
 from proximo.cli.flags import asks_for_help, refuse, take_several, take_switch
 from proximo.runs.tracking.sending import Sent, track
+from proximo.runs.tracking.trackers import CHOICES
 
-USAGE = """usage: proximo track RUN --to TRACKER ... [--json]
+USAGE = f"""usage: proximo track RUN --to TRACKER ... [--json]
 
 Send a run folder to experiment trackers: metrics, config, findings, held-out results, completions and readings of the
 machine. What was sent before, also by `--track` of train, sft, reward-model and dpo, is not sent again.
 
---to TRACKER ...  wandb, trackio, tensorboard, mlflow or FILE.py:NAME, a class of your own; any number
+--to TRACKER ...  {CHOICES}, a class of your own; any number
 --json            print what was sent as JSON
 
 examples:

@@ -41,16 +41,17 @@ from proximo.rl.progress import Lines, Progress, gain, measure, prompt_text, sha
 from proximo.rl.result import RunResult
 from proximo.runs.checkpoints import step_of
 from proximo.runs.session import Attempt
+from proximo.runs.tracking.trackers import CHOICES
 from proximo.system.opening import without_links
 from proximo.system.safe_text import counted, quoted, visible
 from proximo.types import Problem
 
-TRAIN_FLAGS = """flags of the command itself:
+TRAIN_FLAGS = f"""flags of the command itself:
   --run DIR             run folder; the same command with the same folder resumes the run
   --allow-change FIELD  on resume: permit this field to differ from the original run
   --accept-lost-rows    on resume: continue although metrics.jsonl or ledger.jsonl has lost rows
   --skip-bad            skip bad rows of a data file instead of refusing it
-  --track NAME ...      send the run while it runs to wandb, trackio, tensorboard, mlflow or FILE.py:NAME; any number
+  --track NAME ...      send the run while it runs to {CHOICES}; any number
   --ranks N             train on N processes that hold the model in shards; sets ranks.processes (--ranks.shard,
                         --ranks.cluster and others set the rest of [ranks])
   --dry-run             check the run and print its config, sizes and memory, without starting it
