@@ -40,6 +40,7 @@ NAMES = re.compile("|".join(sorted({"open", "replace", "rename", *METHODS, *TABL
 ELSEWHERE = {
     "cli/helping": "pages that ship with the package, written by its maintainers",
     "data": "files that the user names",
+    "distributed/jobs.py": "the package's own templates",
     "distributed/launching.py": "notes in a temporary folder of its own",
     "distributed/on_ray.py": "/proc",
     "distributed/saving.py": "a checkpoint that is being written, in a folder that has just been made",
