@@ -7,9 +7,9 @@ import pytest
 
 from proximo.api.evaluating import EvalConfig
 from proximo.cli import main
-from proximo.cli.helping.flag_names import unknown_flag
+from proximo.cli.help_pages import page, unknown_flag
 from proximo.cli.naming import DEMO, first_line
-from proximo.cli.parsing import flags_of
+from proximo.cli.pieces import flags_of
 from proximo.data import DataFile
 from proximo.recipes.presets import ARITHMETIC, PRESETS
 from proximo.rl.config import RunConfig
@@ -62,7 +62,9 @@ def test_flags_that_only_the_config_knows_are_left_to_it(given):
     assert unknown_flag("train", given.split()) is None
 
 
-def test_a_flag_that_is_certainly_wrong_is_refused_without_torch():
+def test_a_flag_that_is_certainly_wrong_is_refused_without_torch(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    page("train")  # makes the pages
     script = """
 import sys
 from proximo.cli import main

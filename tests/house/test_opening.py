@@ -38,7 +38,6 @@ TENSORS = {"load_file", "save_file", "safe_open"}
 NAMES = re.compile("|".join(sorted({"open", "replace", "rename", *METHODS, *TABLES, *TENSORS, *FUNCTIONS})))
 
 ELSEWHERE = {
-    "cli/helping": "pages that ship with the package, written by its maintainers",
     "data": "files that the user names",
     "distributed/jobs.py": "the package's own templates",
     "distributed/launching.py": "notes in a temporary folder of its own",
@@ -79,7 +78,7 @@ LINES = {
     "api/validate.py": ("path.iterdir()",),
     "api/export/export.py": ("target.iterdir()",),
     "api/export/merging.py": ("folder.iterdir()",),
-    "cli/output/static_page.py": ("out.iterdir()", "out.rglob("),
+    "cli/commands/view.py": ("out.iterdir()", "out.rglob("),
     "insight/compare/comparison_folder.py": ("self.folder.iterdir()",),
     "runs/forking.py": ("folder.iterdir()",),
     "insight/folder.py": ("folder.iterdir()",),

@@ -9,7 +9,6 @@ import hashlib
 import sys
 import types
 from collections.abc import Sequence
-from importlib.abc import MetaPathFinder
 from importlib.machinery import FileFinder, ModuleSpec, PathFinder, SourceFileLoader
 from pathlib import Path
 from typing import Any
@@ -64,7 +63,7 @@ class _Loader(SourceFileLoader):
         super().exec_module(module)
 
 
-class _Siblings(MetaPathFinder):
+class _Siblings:
     """Finds modules under their private names, and no others."""
 
     def find_spec(

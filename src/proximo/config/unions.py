@@ -59,6 +59,11 @@ def given_fields(kind: type) -> Iterator[tuple[dataclasses.Field[Any], Any]]:
             yield field, hints[field.name]
 
 
+def kinds_of(kind: type) -> dict[str, Any]:
+    """The resolved types of the fields that can be given, by name."""
+    return {field.name: its_kind for field, its_kind in given_fields(kind)}
+
+
 def check_kinds(value: object, path: str = "") -> None:
     """Refuse a number that is text, and a table that is a dict or a class of another library's: ValueError says what
     the field holds."""

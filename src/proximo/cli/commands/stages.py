@@ -6,12 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
-from transformers.utils.logging import disable_progress_bar
-
 from proximo.api.folders import folder_for, suit_attempt
 from proximo.api.stages import StageFunction, fitted_in
-from proximo.cli.flags import asks_for_help, changed, refuse, say, take, take_switch
-from proximo.cli.naming import file_tables, flag_names
+from proximo.cli.arguments import asks_for_help, flag_names, refuse, refusing, say, take, take_switch
+from proximo.cli.flags import changed
+from proximo.cli.naming import file_tables
 from proximo.cli.run_folders import (
     ACCEPT_LOST,
     launched,
@@ -62,7 +61,6 @@ EXAMPLES = {
 
 
 def run(command: str, arguments: list[str]) -> int:
-    disable_progress_bar()  # transformers' own progress bars would mix with our lines
     return {"dpo": run_dpo, "reward-model": run_reward_model, "sft": run_sft}[command](arguments)
 
 
@@ -162,10 +160,8 @@ def _named(command: str, arguments: list[str], default: Config) -> Config:
 
 def _from_file(name: str, flags: Sequence[str], kind: type[Config]) -> Config:
     """The config in a file, which has to name a model, unless a flag does; a run's own config may have none."""
-    try:
+    with refusing():
         config = toml.load(name, kind)
-    except ValueError as error:
-        refuse(str(error))
     is_named = "--model" in flags or "model" in file_tables(name) or (Path(name).parent / "run.json").is_file()
     if not is_named and not asks_for_help(flags):
         refuse(f'{name} names no model: write model = "DIR", or give --model MODEL{_none(config)}')

@@ -2,7 +2,7 @@
 
 import json
 
-from proximo.cli.flags import asks_for_help, refuse, take_several, take_switch
+from proximo.cli.arguments import refuse, refusing, take_several, take_switch
 from proximo.runs.tracking.sending import Sent, track
 from proximo.runs.tracking.trackers import CHOICES
 
@@ -21,16 +21,11 @@ examples:
 
 
 def run(arguments: list[str]) -> int:
-    if asks_for_help(arguments):
-        print(USAGE, end="")
-        return 0
     as_json, names = take_switch(arguments, "--json"), take_several(arguments, "--to") or []
     if len(arguments) != 1 or arguments[0].startswith("-") or not names:
         refuse("track takes one run folder and at least one tracker: proximo track RUN --to TRACKER ...")
-    try:
+    with refusing(OSError):
         sent = track(arguments[0], names)
-    except (OSError, ValueError) as error:
-        refuse(str(error))
     if as_json:
         print(json.dumps([{"tracker": each.tracker, "items": each.items, "folder": str(each.folder)} for each in sent]))
     else:
