@@ -28,7 +28,7 @@ CONFIGS = {
 
 @pytest.mark.parametrize("command", CONFIGS)
 def test_no_flag_of_a_stage_is_taken_for_a_wrong_one(command):
-    for name, _ in flags_of(CONFIGS[command], "--"):
+    for name in flags_of(CONFIGS[command]):
         assert unknown_flag(command, [name, "1"]) is None, name
         assert unknown_flag(command, [f"{name.replace('-', '_').replace('__', '--', 1)}=1"]) is None, name
 
@@ -37,7 +37,7 @@ def test_no_flag_of_a_stage_is_taken_for_a_wrong_one(command):
     "preset", [each for each in PRESETS if isinstance(each.config, RunConfig)], ids=lambda it: it.name
 )
 def test_no_flag_of_a_run_is_taken_for_a_wrong_one(preset):
-    for name, _ in flags_of(preset.config, "--"):
+    for name in flags_of(preset.config):
         assert unknown_flag("train", [name, "1"]) is None, name
 
 

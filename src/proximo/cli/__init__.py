@@ -71,7 +71,7 @@ Train language models by reinforcement learning, and see what each update did.
                        continue a run from one of its checkpoints in another folder, with something changed
   proximo doctor [RUN]
                        diagnose a run and say what to do first; without RUN, check this installation
-  proximo track RUN --to TRACKER ...
+  proximo track RUN --to NAME|FILE.py:NAME ...
                        send a run to experiment trackers; --track of train and the stages does it while it runs
   proximo report RUN [--out FILE.html] [--load-code]
                        write one self-contained HTML page: curves, completions, findings, how to repeat the run

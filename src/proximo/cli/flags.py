@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin
 from proximo.api.validate import refuse_values
 from proximo.cli.arguments import asks_for_help, no_such_flag, refusing
 from proximo.cli.pieces import flags_of, type_lines, with_pieces
-from proximo.config.unions import choices, classes, kinds_of, protocols, union_members
+from proximo.config.unions import choices, classes, is_choice, kinds_of, protocols, union_members
 from proximo.system.safe_text import visible
 
 if TYPE_CHECKING:  # tyro takes a second to import, and a list of commands or a refusal does not need it
@@ -114,7 +114,7 @@ def _named(flags: Sequence[str]) -> set[str]:
 def _with_switches(default: object, flags: Sequence[str]) -> list[str]:
     """`--a.b True` and `--a.b False` as the switches `--a.b` and `--a.no-b`, which is what tyro reads; of a switch that
     may be undecided the other way round."""
-    kinds = {name: kind for name, (_, _, kind) in flags_of(default, "--")}
+    kinds = flags_of(default)
     switches = {name for name, kind in kinds.items() if kind is bool}
     undecided = {name for name, kind in kinds.items() if {bool, NoneType} == {*union_members(kind)}}
     given, found = [part for flag in flags for part in _halves(flag, switches)], []
@@ -173,9 +173,10 @@ def _unknown(default: object, flag: str, following: Sequence[str], prog: str) ->
     if not flag.startswith("-"):
         return f"{flag}: {prog} takes no such argument; {prog} --help lists what it takes"
     name = flag.partition("=")[0].replace("_", "-")
-    known = dict(flags_of(default, "--"))
+    known = flags_of(default)
     if name in known:
-        fields, has_types, kind = known[name]
+        kind, fields = known[name], [each for each in known if each.rpartition(".")[0] == name]
+        has_types = is_choice(kind)
         given = flag.partition("=")[2] or next(iter(following), "NAME")
         piece = "NAME" if given.startswith("-") or given.lower() == "none" else given
         remedy = f"{name}.type {piece} chooses a piece" if has_types else ""
@@ -184,7 +185,7 @@ def _unknown(default: object, flag: str, following: Sequence[str], prog: str) ->
         others = f"{', '.join(fields)} set its fields" if fields else ""
         return f"{name} alone takes no value: {' and '.join(filter(None, (remedy, others)))}"
     table, _, field = name.rpartition(".")
-    kinds = classes(known[table][2]) if table in known else []
+    kinds = classes(known[table]) if table in known else []
     if owners := [each.__name__ for each in kinds if field in _names(each)]:
         return f"{name} belongs to {table}.type {' or '.join(owners)}: give that, too"
     return no_such_flag(name, list(known), prog)

@@ -16,11 +16,11 @@ from proximo.config.unions import (
     classes,
     foreign_class,
     given_fields,
-    is_choice,
     kinds_of,
     made,
     protocols,
     union_members,
+    walk,
 )
 
 Value = TypeVar("Value")
@@ -32,16 +32,9 @@ KEPT = "\0"
 # Flags and fields
 
 
-def flags_of(value: object, path: str) -> Iterator[tuple[str, tuple[list[str], bool, Any]]]:
-    """All flags of a value: with the flags of its fields, where it is a table, whether it has a choice of types, and
-    its type."""
-    if not is_dataclass(value) or isinstance(value, type):
-        return
-    for field, kind in given_fields(type(value)):
-        here, held = _flag(path, field), vars(value)[field.name]
-        inner = dict(flags_of(held, f"{here}."))
-        yield here, ([each for each in inner if each.count(".") == here.count(".") + 1], is_choice(kind), kind)
-        yield from inner.items()
+def flags_of(value: object) -> dict[str, Any]:
+    """All flags of a value, and of those that are tables: with the type of what each holds."""
+    return {f"--{name.replace('_', '-')}": kind for name, kind, _ in walk(value)}
 
 
 def _flag(path: str, field: Field[Any]) -> str:
@@ -102,13 +95,13 @@ def _inferred(value: Value, flags: list[str]) -> Value:
     of the field that has the flag, and cannot be made without."""
     for flag in flag_names(flags):
         prefix, _, field = flag.replace("_", "-").rpartition(".")
-        known = dict(flags_of(value, "--")) if prefix else {}
+        known = flags_of(value) if prefix else {}
         if prefix not in known or flag.replace("_", "-") in known:
             continue
         name = field.replace("-", "_")
         owners = [
             each.__name__
-            for each in classes(known[prefix][2])
+            for each in classes(known[prefix])
             if name in {own.name for own, _ in given_fields(each) if is_required(own)}
         ]
         if len(owners) == 1:
@@ -231,31 +224,19 @@ def _required(kind: type, asked: str, prefix: str, flags: list[str]) -> dict[str
 
 def type_lines(value: object) -> list[str]:
     """Lines for the help of a value: a flag for each choice, and below it the fields of the classes not chosen now."""
-    found = list(_of_value(value, "--"))
-    return ["choices, with the fields of each class and their defaults:", *found] if found else []
+    lines = []
+    for name, kind, held in walk(value):
+        now = type(held).__name__ if is_dataclass(held) else "none" if held is None else "several"
+        lines += _choice(f"--{name.replace('_', '-')}", kind, f"  (now:{KEPT}{now})", 2, type(held))
+    return ["choices, with the fields of each class and their defaults:", *lines] if lines else []
 
 
-def alternatives(value: object, path: str = "") -> Iterator[tuple[str, list[str]]]:
+def alternatives(value: object) -> Iterator[tuple[str, list[str]]]:
     """For each field of a value that chooses a class, its path and the other choices."""
-    if not is_dataclass(value) or isinstance(value, type):
-        return
-    for field, kind in given_fields(type(value)):
-        held = vars(value)[field.name]
+    for name, kind, held in walk(value):
         others = [each.__name__ for each in classes(kind) if each is not type(held)]
         if is_dataclass(held) and (others or protocols(kind)):
-            yield f"{path}{field.name}", [*others, *[FORM] * bool(protocols(kind))]
-        yield from alternatives(held, f"{path}{field.name}.")
-
-
-def _of_value(value: object, path: str) -> Iterator[str]:
-    """Of the fields that a value has now, and of what they hold."""
-    if not is_dataclass(value) or isinstance(value, type):
-        return
-    for field, kind in given_fields(type(value)):
-        held, here = vars(value)[field.name], _flag(path, field)
-        now = type(held).__name__ if is_dataclass(held) else "none" if held is None else "several"
-        yield from _choice(here, kind, f"  (now:{KEPT}{now})", 2, type(held))
-        yield from _of_value(held, f"{here}.")
+            yield name, [*others, *[FORM] * bool(protocols(kind))]
 
 
 def _of_class(kind: type, path: str, indent: int) -> Iterator[str]:
