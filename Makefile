@@ -64,10 +64,9 @@ diagrams: .venv/.ready
 gallery: .venv/.ready
 	$(BIN)/python docs/gallery.py
 
-# Writes the help texts that `proximo train --help` and others print without importing torch, and the verdicts that
-# `proximo study` lists, from the results in docs/studies; and the tables of rules and metrics in the guide of health.
+# Writes the verdicts that `proximo study` lists, from the results in docs/studies, and the tables of rules and metrics
+# in the guide of health.
 pages: .venv/.ready
-	$(BIN)/python -c "from proximo.cli.helping.pages import write_pages; write_pages()"
 	$(BIN)/python -c "from proximo_lab.studies.verdicts import write_verdicts; write_verdicts()"
 	$(BIN)/python docs/health_tables.py
 

@@ -12,7 +12,7 @@ from transformers.utils import logging
 
 import proximo
 from proximo.cli import main
-from proximo.cli.flags import as_flags
+from proximo.cli.arguments import as_flags
 from proximo.config import toml
 from proximo.rl import build
 from tests.api.settings import small

@@ -6,7 +6,7 @@ import subprocess
 import pytest
 
 from proximo.cli import main
-from proximo.cli.helping.completion import Words, _bash, _fish, words_of
+from proximo.cli.help_pages import Words, _bash, _fish, words_of
 
 TEXT = """usage: proximo train [PRESET | run.toml] [-h] [OPTIONS]
 

@@ -7,8 +7,9 @@ import pytest
 
 from proximo.algorithms import DAPO, GRPO, KL_COV, PPO, VAPO, Algorithm
 from proximo.cli import main
+from proximo.cli.arguments import as_flags
 from proximo.cli.configs import base_config
-from proximo.cli.flags import as_flags, changed
+from proximo.cli.flags import changed
 from proximo.config import toml
 from proximo.losses import EntropyBonus, KlReward, SoftOverlong, TokenTruncated, ValueLoss
 from proximo.recipes.presets import PRESETS

@@ -13,10 +13,8 @@ import pytest
 import proximo
 from proximo.algorithms import Algorithm
 from proximo.api.evaluating import EvalConfig
-from proximo.cli import COMMANDS, STAGES, main
-from proximo.cli.helping.completion import help_of
-from proximo.cli.helping.pages import PAGED, WIDTH, folder, stored_help
-from proximo.cli.laboratory import LABORATORY
+from proximo.cli import COMMANDS, LABORATORY, STAGES, main
+from proximo.cli.help_pages import PAGED, WIDTH, help_of, page, page_of
 from proximo.config.unions import classes, given_fields
 from proximo.recipes.presets import PRESETS
 from proximo.rl.config import RunConfig
@@ -128,9 +126,14 @@ def test_a_piece_shows_its_fields_before_it_is_complete(capsys):
     assert "  --task.reward.type {" in text
 
 
-def test_stored_pages_are_what_is_rendered(monkeypatch, capsys):
-    """If this fails: `make pages` writes them anew."""
-    assert {path.stem for path in folder().glob("*")} == set(PAGED)
+@pytest.fixture
+def warm(tmp_path_factory, monkeypatch) -> None:
+    """A cache with pages in it."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+    page("train")
+
+
+def test_kept_pages_are_what_is_rendered(warm, monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", str(WIDTH))
     rendered = {command: help_of(command) for command in PAGED}
     monkeypatch.delenv("COLUMNS")
@@ -147,12 +150,12 @@ def test_stored_pages_are_what_is_rendered(monkeypatch, capsys):
         ("view", ["-h"], None),
     ],
 )
-def test_other_help_is_rendered(command: str, arguments: list[str], columns: str | None, monkeypatch):
+def test_other_help_is_rendered(command: str, arguments: list[str], columns: str | None, warm, monkeypatch):
     monkeypatch.delenv("COLUMNS", raising=False)
-    assert stored_help("train", ["-h"]) is not None
+    assert page_of("train", ["-h"]) is not None
     if columns is not None:
         monkeypatch.setenv("COLUMNS", columns)
-    assert stored_help(command, arguments) is None
+    assert page_of(command, arguments) is None
 
 
 def _text(path: Path) -> str:
@@ -176,7 +179,7 @@ def without_width() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name != "COLUMNS"}
 
 
-def test_help_imports_no_torch():
+def test_help_imports_no_torch(warm):
     done = subprocess.run(
         [sys.executable, "-c", LIGHT], capture_output=True, text=True, check=True, env=without_width()
     )

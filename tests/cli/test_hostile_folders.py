@@ -21,7 +21,7 @@ import pytest
 
 from proximo.cli import COMMANDS, LOAD_CODE, USAGE, WITHOUT_RUNS, main
 from proximo.config import toml
-from proximo.config.toml_text import table_lines
+from proximo.config.toml import table_lines
 from proximo.insight.folder import RunFolder
 from proximo.insight.page import overview
 from proximo.models import loading

@@ -7,9 +7,9 @@ import pytest
 
 from proximo.api.evaluating import EvalConfig
 from proximo.cli import main
-from proximo.cli.helping.flag_names import unknown_flag
+from proximo.cli.help_pages import page, unknown_flag
 from proximo.cli.naming import DEMO, first_line
-from proximo.cli.parsing import flags_of
+from proximo.cli.pieces import flags_of
 from proximo.data import DataFile
 from proximo.recipes.presets import ARITHMETIC, PRESETS
 from proximo.rl.config import RunConfig
@@ -28,7 +28,7 @@ CONFIGS = {
 
 @pytest.mark.parametrize("command", CONFIGS)
 def test_no_flag_of_a_stage_is_taken_for_a_wrong_one(command):
-    for name, _ in flags_of(CONFIGS[command], "--"):
+    for name in flags_of(CONFIGS[command]):
         assert unknown_flag(command, [name, "1"]) is None, name
         assert unknown_flag(command, [f"{name.replace('-', '_').replace('__', '--', 1)}=1"]) is None, name
 
@@ -37,7 +37,7 @@ def test_no_flag_of_a_stage_is_taken_for_a_wrong_one(command):
     "preset", [each for each in PRESETS if isinstance(each.config, RunConfig)], ids=lambda it: it.name
 )
 def test_no_flag_of_a_run_is_taken_for_a_wrong_one(preset):
-    for name, _ in flags_of(preset.config, "--"):
+    for name in flags_of(preset.config):
         assert unknown_flag("train", [name, "1"]) is None, name
 
 
@@ -62,7 +62,9 @@ def test_flags_that_only_the_config_knows_are_left_to_it(given):
     assert unknown_flag("train", given.split()) is None
 
 
-def test_a_flag_that_is_certainly_wrong_is_refused_without_torch():
+def test_a_flag_that_is_certainly_wrong_is_refused_without_torch(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    page("train")  # makes the pages
     script = """
 import sys
 from proximo.cli import main

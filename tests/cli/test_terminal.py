@@ -7,8 +7,8 @@ import sys
 import pytest
 from rich.console import Console
 
-from proximo.cli import flags, main
-from proximo.cli.output.live import LiveView
+from proximo.cli import arguments, main
+from proximo.cli.commands.train import LiveView
 from proximo.rl.progress import Lines
 from proximo.runs.log import RunLog
 from proximo.runs.records import Collected, DataCursor, Evaluation
@@ -64,7 +64,7 @@ def test_long_text_is_cut():
 @pytest.mark.parametrize("case", HOSTILE)
 def test_errors_quote_inertly(case, capsys):
     with pytest.raises(SystemExit):
-        flags.refuse(f"the prompt is {HOSTILE[case]}")
+        arguments.refuse(f"the prompt is {HOSTILE[case]}")
     assert not STEERS.search(capsys.readouterr().err)
     Lines().warned(0, HOSTILE[case])
     assert not STEERS.search(capsys.readouterr().err)
@@ -102,7 +102,7 @@ def test_progress_outlives_its_reader(monkeypatch):
 
     monkeypatch.setattr(sys, "stderr", Closed())
     Lines().warned(0, "nobody hears this")
-    flags.say("nor this")
+    arguments.say("nor this")
 
 
 # Secrets

@@ -17,7 +17,7 @@ from proximo.cli.commands import compare, plan
 from proximo.data import Mistakes, read_examples, read_rankings
 from proximo.insight.compare import workers
 from proximo.losses.pieces.protocols import Traits
-from proximo.runs.tracking import sidecars
+from proximo.runs.tracking import processes
 from proximo_lab.studies import designs
 from tests import ROOT
 from tests.processes.sandbox.captivity import needs_sandbox
@@ -79,7 +79,7 @@ def test_page_works_from_top_to_bottom(page: Path, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)  # as a script's own folder is
     monkeypatch.setattr(workers, "starter", RunStarter)
     monkeypatch.setattr(presets, "ARITHMETIC", FEWER)
-    monkeypatch.setattr(sidecars, "PATIENCE", 300.0)  # trackers are idle processes, which a busy machine lets wait
+    monkeypatch.setattr(processes, "PATIENCE", 300.0)  # trackers are idle processes, which a busy machine lets wait
     torch.set_default_dtype(torch.float32)  # as a reader has it
     text = page.read_text()
     if "import Job, Limits, Sandbox" in text:

@@ -10,7 +10,7 @@ SOURCE = Path(proximo.__file__).parent
 LOADS = {
     "config/unions.py": "asks its caller's `load`, which is that of the config's reader",
     "config/trust/permission.py": "asks first",
-    "runs/tracking/named.py": "named on the command line",
+    "runs/tracking/trackers/__init__.py": "named on the command line",
     "environments/starts.py": "of a config that was admitted",
     "environments/tool_calls.py": "of a config that was admitted",
     "environments/multi_turn.py": "of a config that was admitted",

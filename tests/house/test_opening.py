@@ -38,8 +38,8 @@ TENSORS = {"load_file", "save_file", "safe_open"}
 NAMES = re.compile("|".join(sorted({"open", "replace", "rename", *METHODS, *TABLES, *TENSORS, *FUNCTIONS})))
 
 ELSEWHERE = {
-    "cli/helping": "pages that ship with the package, written by its maintainers",
     "data": "files that the user names",
+    "distributed/jobs.py": "the package's own templates",
     "distributed/launching.py": "notes in a temporary folder of its own",
     "distributed/saving.py": "a checkpoint that is being written, in a folder that has just been made",
     "samplers/engines": "temporary folders of its own",
@@ -49,7 +49,7 @@ ELSEWHERE = {
     "processes/worker.py": "/proc",
     "environments/worker.py": "/dev/null",
     "processes/sandbox": "the cage of a program",
-    "runs/tracking/adapters": "a tracker's own file, in the tracker's own folder",
+    "runs/tracking/trackers": "a tracker's own file, in the tracker's own folder",
     "insight/page/files.py": "the page's own files",
     "system/machine.py": "/proc, and readings in the user's own cache",
     "config/plugins.py": "code that the user names",
@@ -78,7 +78,7 @@ LINES = {
     "api/validate.py": ("path.iterdir()",),
     "api/export/export.py": ("target.iterdir()",),
     "api/export/merging.py": ("folder.iterdir()",),
-    "cli/output/static_page.py": ("out.iterdir()", "out.rglob("),
+    "cli/commands/view.py": ("out.iterdir()", "out.rglob("),
     "insight/compare/comparison_folder.py": ("self.folder.iterdir()",),
     "runs/forking.py": ("folder.iterdir()",),
     "insight/folder.py": ("folder.iterdir()",),

@@ -18,8 +18,7 @@ from proximo.insight.page import overview, reader, timeline
 from proximo.insight.report import gather, render
 from proximo.insight.terminal import look
 from proximo.runs.session import begin
-from proximo.runs.tracking.position import Position
-from proximo.runs.tracking.source import Source
+from proximo.runs.tracking.source import Position, Source
 
 HUGE = 10**400
 SCALARS = st.one_of(

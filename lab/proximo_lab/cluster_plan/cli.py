@@ -5,9 +5,9 @@ import sys
 
 from rich.table import Table
 
-from proximo.cli.commands.cluster_flags import Asked
-from proximo.cli.flags import refuse, say
-from proximo.cli.output.console import on_stdout
+from proximo.cli.arguments import refusing, say
+from proximo.cli.commands.plan import Asked
+from proximo.cli.models import on_stdout
 from proximo.planning.cards import GIB, Card
 from proximo.rl.config import RunConfig
 from proximo.system.folders import write_file
@@ -22,7 +22,7 @@ def run_cluster(
     config: RunConfig, asked: Asked, chosen: Card, *, prompt_tokens: int, mean_tokens: int | None, as_json: bool
 ) -> int:
     """Print the plan, and write its page if it is asked for."""
-    try:
+    with refusing(OSError):
         lengths = _lengths(config, asked, mean_tokens)
         found = plan_cluster(
             config,
@@ -36,8 +36,6 @@ def run_cluster(
         )
         if asked.report is not None:
             write_file(without_links(asked.report), cluster_page(found).encode())
-    except (OSError, ValueError) as error:
-        refuse(str(error))
     if as_json:
         print(json.dumps(found.to_dict()))
     else:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import proximo
-from proximo.runs.tracking import sidecars
+from proximo.runs.tracking import processes
 
 STEPS, WARM = 24, 4
 """Steps of a run, and how many of the first are left out."""
@@ -64,7 +64,7 @@ class Steps:
 
 
 def main(rounds: int) -> None:
-    sidecars.PATIENCE = 0.0
+    processes.PATIENCE = 0.0
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
         disk = place / "disk"

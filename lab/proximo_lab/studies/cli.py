@@ -2,7 +2,7 @@
 
 import math
 
-from proximo.cli.flags import asks_for_help, refuse, say, take, take_number, take_switch
+from proximo.cli.arguments import asks_for_help, refuse, refusing, say, take, take_number, take_switch
 from proximo.system.opening import without_links
 from proximo_lab.studies.command import at_a_time, conduct, listed, on_device
 from proximo_lab.studies.folder import FOLDER
@@ -46,15 +46,13 @@ def run(arguments: list[str]) -> int:
     if given == "":
         refuse("--out is empty: give a folder")
     out, device = without_links(given or FOLDER), "cpu" if asked is None else asked
-    try:
+    with refusing(OSError):
         if not arguments:
             print("\n".join(listed(out, stored_verdicts())))
             return 0
         study = on_device(arguments[0], device)
         study = study.quick() if quick else study
         done = conduct([study], out, processes=processes or at_a_time(device), say=say, minutes=minutes, dry=dry)
-    except (OSError, ValueError) as error:
-        refuse(str(error))
     return 0 if done or dry else 1
 
 

@@ -12,8 +12,8 @@ from proximo.api.validate import refuse_kind, refuse_values
 from proximo.config import toml
 from proximo.data import DataFile
 from proximo.runs.session import Attempt
-from proximo.runs.tracking.named import check_names
-from proximo.runs.tracking.sidecars import tracked
+from proximo.runs.tracking.processes import tracked
+from proximo.runs.tracking.trackers import check_names
 from proximo.supervised import dpo as dpo_stage
 from proximo.supervised import reward_model as reward_model_stage
 from proximo.supervised import sft as sft_stage

@@ -34,8 +34,8 @@ from proximo.rl.result import RunResult, refuse_fewer_steps
 from proximo.rl.run import Run
 from proximo.runs.checkpoints import step_of
 from proximo.runs.session import Attempt
-from proximo.runs.tracking.named import check_names
-from proximo.runs.tracking.sidecars import tracked
+from proximo.runs.tracking.processes import tracked
+from proximo.runs.tracking.trackers import check_names
 from proximo.tasks import Task, TaskOptions
 from proximo.tasks.sources.mixture import with_reward
 from proximo.tasks.sources.opening import open_data

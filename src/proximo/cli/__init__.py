@@ -3,17 +3,16 @@
 import gc
 import io
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
+from typing import Any
 
-from proximo.cli.flags import asks_for_help, refuse, say, take_switch
-from proximo.cli.helping.flag_names import unknown_flag
-from proximo.cli.helping.pages import stored_help
-from proximo.cli.laboratory import LABORATORY, laboratory
+from proximo.cli.arguments import asks_for_help, nearest, refuse, say, take_switch
+from proximo.cli.help_pages import page_of, unknown_flag
 from proximo.cli.naming import DEMO, first_line
-from proximo.cli.parsing import nearest
 from proximo.config.trust.permission import said
 from proximo.system.opening import UnsafeFile
 from proximo.system.version import __version__
@@ -72,7 +71,7 @@ Train language models by reinforcement learning, and see what each update did.
                        continue a run from one of its checkpoints in another folder, with something changed
   proximo doctor [RUN]
                        diagnose a run and say what to do first; without RUN, check this installation
-  proximo track RUN --to wandb|trackio|tensorboard|mlflow|FILE.py:NAME ...
+  proximo track RUN --to NAME|FILE.py:NAME ...
                        send a run to experiment trackers; --track of train and the stages does it while it runs
   proximo report RUN [--out FILE.html] [--load-code]
                        write one self-contained HTML page: curves, completions, findings, how to repeat the run
@@ -102,35 +101,9 @@ LOAD_CODE = "--load-code"
 """The flag that permits the code that a run names."""
 WITHOUT_RUNS = ("bench", "tasks", "explain")
 """Commands that read no run folder; all others take --load-code."""
-COMMANDS = (
-    "train",
-    "init",
-    "eval",
-    *STAGES,
-    "merge",
-    "pairs",
-    "iterate",
-    "rate",
-    "plan",
-    "job",
-    "selfcheck",
-    "chat",
-    "serve",
-    "view",
-    "replay",
-    "compare",
-    "doctor",
-    "report",
-    "resume",
-    "fork",
-    "track",
-    "export",
-    "study",
-    "watch",
-    "bench",
-    "tasks",
-    "explain",
-)
+WITH_BARS = ("merge", "export")
+"""Commands that show the progress bars of transformers."""
+COMMANDS = tuple(dict.fromkeys(re.findall(r"^  proximo ([a-z-]+)", USAGE, re.MULTILINE)))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -174,22 +147,20 @@ def _answer(arguments: list[str], *, owns_process: bool) -> int:
         rest = ["--help"]
     if command not in COMMANDS:
         refuse(f"no command is called {command!r}{nearest(command, COMMANDS)}; there are: {', '.join(COMMANDS)}")
-    if (page := stored_help(command, rest)) is not None:
-        print(page, end="")
-        return 0
-    flags = [each for each in rest if each != LOAD_CODE or command in WITHOUT_RUNS]
-    if not asks_for_help(rest) and (wrong := unknown_flag(command, flags)) is not None:
-        refuse(wrong)
-    if (line := first_line(command, rest)) is not None and (owns_process or line == DEMO):
-        say(line)
     for each in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(each) is not signal.SIG_IGN:  # ignored under nohup
             signal.signal(each, lambda number, _: sys.exit(128 + number))
     try:
+        if (page := page_of(command, rest)) is not None:
+            print(page, end="")
+            return 0
+        _refuse_unknown(command, rest)
+        if (line := first_line(command, rest)) is not None and (owns_process or line == DEMO):
+            say(line)
         if owns_process:
             _import_for_good(command)
         with said(command not in WITHOUT_RUNS and take_switch(rest, LOAD_CODE), rest):
-            return _run(command, rest)
+            return run_command(command, rest)
     except UnsafeFile as error:
         refuse(str(error))
     except KeyboardInterrupt:
@@ -202,8 +173,15 @@ def _answer(arguments: list[str], *, owns_process: bool) -> int:
         return 130
 
 
+def _refuse_unknown(command: str, arguments: Sequence[str]) -> None:
+    """Refuse a flag that certainly does not exist, before torch is imported."""
+    flags = [each for each in arguments if each != LOAD_CODE or command in WITHOUT_RUNS]
+    if not asks_for_help(arguments) and (wrong := unknown_flag(command, flags)) is not None:
+        refuse(wrong)
+
+
 def _print_completion(shells: list[str]) -> int:
-    from proximo.cli.helping.completion import SHELLS, script
+    from proximo.cli.help_pages import SHELLS, script
 
     if len(shells) != 1 or shells[0] not in SHELLS:
         refuse(f"--print-completion {' '.join(shells)}: give one of {', '.join(SHELLS)}".replace("  ", " "))
@@ -211,9 +189,15 @@ def _print_completion(shells: list[str]) -> int:
     return 0
 
 
-def _run(command: str, arguments: list[str]) -> int:
-    """Each command is the function `run` of its module; those that learn from files share one."""
+def run_command(command: str, arguments: list[str]) -> int:
+    """Each command is the function `run` of its module; those that learn from files share one. A help text that needs
+    no config is the module's `USAGE`."""
     run = _function_of(command)
+    if (transformers := sys.modules.get("transformers.utils.logging")) is not None and command not in WITH_BARS:
+        transformers.disable_progress_bar()  # its bars would mix with our lines
+    if asks_for_help(arguments) and (usage := getattr(sys.modules[run.__module__], "USAGE", None)) is not None:
+        print(usage, end="")
+        return 0
     return run(command, arguments) if command in STAGES else run(arguments)
 
 
@@ -232,3 +216,20 @@ def _import_for_good(command: str) -> None:
     finally:
         gc.freeze()
         gc.enable()
+
+
+# The laboratory
+
+LABORATORY = ("bench", "study")
+"""Commands that stand there."""
+INSTALL = "in a checkout of Proximo, pip install ./lab"
+
+
+def laboratory(name: str, asked: str) -> Callable[..., Any]:
+    """The function of an entry point; refused where the laboratory is not installed. `asked` is what the user gave."""
+    from importlib.metadata import entry_points  # only these commands need it
+
+    found = entry_points(group="proximo.commands", name=name)
+    if not found:
+        refuse(f"{asked} is in the laboratory, which is not installed: {INSTALL}")
+    return next(iter(found)).load()

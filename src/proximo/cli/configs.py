@@ -8,21 +8,11 @@ from pathlib import Path
 from proximo.algorithms import Algorithm, explain
 from proximo.algorithms.explain import Card
 from proximo.api.training import OWN
+from proximo.cli.arguments import asks_for_help, nearest, read_number, refuse, refusing, say, take, take_number
 from proximo.cli.data import DATA_FLAGS, is_rewarded, take_environment, take_task
-from proximo.cli.flags import (
-    asks_for_help,
-    changed,
-    read_flags,
-    read_number,
-    refuse,
-    said_later,
-    say,
-    take,
-    take_number,
-    with_pieces,
-)
+from proximo.cli.flags import changed, read_flags
 from proximo.cli.naming import DEMO, named
-from proximo.cli.parsing import nearest
+from proximo.cli.pieces import said_later, with_pieces
 from proximo.config import toml
 from proximo.recipes.defaults import Default, defaults_for, facts_of, kept, with_defaults
 from proximo.recipes.pipeline import PipelineConfig
@@ -72,10 +62,8 @@ def suited_base(arguments: list[str], *, prog: str, skip_bad: bool = False) -> t
     if asks_for_help(arguments):
         return base, []
     asked = _skipping(read_flags(base, arguments, prog=prog)[0], skip_bad)
-    try:
+    with refusing():
         defaults = defaults_for(asked, facts_of(asked))
-    except ValueError as error:
-        refuse(str(error))
     return with_defaults(base, defaults), defaults
 
 
@@ -145,10 +133,8 @@ def _with_weight(config: RunConfig, flags: Sequence[str]) -> RunConfig:
     weight = take_number(list(flags), "--rewards.task", float)
     if weight is None or config.rewards.task:
         return config
-    try:
+    with refusing():
         return replace(config, rewards=replace(config.rewards, task=weight))
-    except ValueError as error:
-        refuse(str(error))
 
 
 @dataclass(frozen=True)
@@ -174,11 +160,8 @@ def _is_stage(flag: str) -> bool:
 def preset_or_file(name: str, flags: Sequence[str] = ()) -> RunConfig:
     """The config that a name or a file stands for. `flags` may name what a file leaves out, a model or data."""
     if name.endswith(".toml"):
-        try:
-            with said_later():
-                config = load_run(name)
-        except ValueError as error:
-            refuse(str(error))
+        with refusing(), said_later():
+            config = load_run(name)
         if not asks_for_help(flags):
             refuse_half(name, named([name, *flags]))
         return config
@@ -212,9 +195,7 @@ def preset(name: str) -> RunConfig | PipelineConfig | None:
 
 def _with_judge(config: RunConfig, path: str, task_weight: str | None) -> RunConfig:
     """Rewarded by a reward model too; the weight of the task's verdict is taken at once, as 0 may be the only one."""
-    try:
+    with refusing():
         weight = config.rewards.task if task_weight is None else read_number("--rewards.task", task_weight, float)
         models = (*config.rewards.models, RewardModel(path))
         return replace(config, rewards=replace(config.rewards, task=weight, models=models))
-    except ValueError as error:
-        refuse(str(error))

@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from proximo.cli.flags import as_flags, asks_for_help, read_flags, refuse, say, take_several, take_switch
+from proximo.cli.arguments import asks_for_help, refuse, refusing, say, take_several, take_switch
+from proximo.cli.flags import read_flags
 from proximo.environments.kinds import Acting, EnvironmentOptions
 from proximo.models import load_tokenizer
 from proximo.models.shipped import resolve
@@ -65,10 +66,8 @@ def take_task(
     if _peeked(arguments, "type"):
         refuse("--data and --task.type: give one of them; --data chooses the task itself")
     chosen = _chosen(arguments, rewarded, held_out)
-    try:
+    with refusing():
         found = open_data(data, evaluation or (), chosen, chat=_has_chat_template(_model(arguments) or model))
-    except ValueError as error:
-        refuse(as_flags(str(error)))
     for line in found.lines:
         say(line)
     _take_applied(arguments, APPLIED if isinstance(found.task, Mixture) else APPLIED[:1])
@@ -146,7 +145,5 @@ def _number_or_path(text: str) -> float | str:
 
 
 def _has_chat_template(model: str) -> bool:
-    try:
+    with refusing(OSError):
         return load_tokenizer(resolve(model)).chat_template is not None
-    except (OSError, ValueError) as error:
-        refuse(str(error))

@@ -1,24 +1,38 @@
-"""Values changed by flags, and refusals."""
+"""Values changed by flags, which tyro reads. The only file that knows tyro.
 
+tyro knows no open union: a protocol in a field's type is replaced by the classes that the field holds now. Of what is
+wrong with a flag it draws a box, which becomes a line.
+"""
+
+import io
 import re
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import is_dataclass, replace
+from collections.abc import Callable, Container, Sequence
+from contextlib import redirect_stderr
+from dataclasses import fields, is_dataclass, replace
+from functools import reduce
+from operator import or_
 from types import NoneType
-from typing import Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin
 
-from proximo.api import messages
 from proximo.api.validate import refuse_values
-from proximo.cli.helping.choices import element, holds_several, is_required, required_choice, type_lines
-from proximo.cli.parsing import asks_for_help, flags_of, nearest, parsed
-from proximo.config.plugins import is_outside
-from proximo.config.unions import choices, classes, foreign_class, given_fields, made, protocols, union_members
+from proximo.cli.arguments import asks_for_help, no_such_flag, refusing
+from proximo.cli.pieces import flags_of, type_lines, with_pieces
+from proximo.config.unions import choices, classes, is_choice, kinds_of, protocols, union_members
 from proximo.system.safe_text import visible
 
+if TYPE_CHECKING:  # tyro takes a second to import, and a list of commands or a refusal does not need it
+    from tyro.constructors import ConstructorRegistry
+
 Value = TypeVar("Value")
-Number = TypeVar("Number", int, float)
+REFUSED = 2
+"""Exit status of tyro where flags are wrong."""
+NUMBERS = (
+    (re.compile(r"invalid literal for int\(\) with base 10: (.*)"), r"\1 is no whole number"),
+    (re.compile(r"could not convert string to float: (.*)"), r"\1 is no number"),
+)
+"""What Python says of text that is no number, and what a person is told."""
 
 
 def changed(
@@ -53,261 +67,211 @@ def read_flags(
     default = with_pieces(default, flags)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UnusualChoice)
-        try:
+        with refusing():
             value = parsed(default, flags, prog, usage, description)
             refuse_values(value)
-        except ValueError as error:
-            refuse(str(error))
     return value, list(dict.fromkeys(str(warning.message) for warning in caught))
 
 
-def with_pieces(value: Value, flags: list[str]) -> Value:
-    """The value with the pieces that `--field.type NAME` and `--field.add NAME` ask for, looked up among those the
-    field may hold. `--field None` means `--field.type None`. An empty field that can hold one kind of piece gets it
-    from a flag for one of the piece's fields, such as --ranks.shard."""
-    with said_later():
-        value = _filled(value, flags)
-        for flag in [flag.partition("=")[0] for flag in flags if flag.startswith("--")]:
-            prefix, _, verb = flag.rpartition(".")
-            if verb not in ("type", "add"):
-                if not _empties(type(value), flag, flags):
-                    continue
-                prefix, verb = flag, "type"
-            name = take(flags, flag)
-            assert name is not None
-            path = prefix.removeprefix("--").replace("-", "_")
-            try:
-                value = _with_piece(value, path.split("."), name, prefix, verb, flags)
-            except ValueError as error:
-                refuse(str(error))
-        return _inferred(value, flags)
+# What tyro reads
 
 
-def _inferred(value: Value, flags: list[str]) -> Value:
-    """The value with the pieces that a flag can only mean, such as PythonFunction of --task.reward.path: the one class
-    of the field that has the flag, and cannot be made without."""
-    for flag in [flag.partition("=")[0] for flag in flags if flag.startswith("--")]:
-        prefix, _, field = flag.replace("_", "-").rpartition(".")
-        known = dict(flags_of(value, "--")) if prefix else {}
-        if prefix not in known or flag.replace("_", "-") in known:
-            continue
-        name = field.replace("-", "_")
-        owners = [
-            each.__name__
-            for each in classes(known[prefix][2])
-            if name in {own.name for own, _ in given_fields(each) if is_required(own)}
-        ]
-        if len(owners) == 1:
-            path = prefix.removeprefix("--").replace("-", "_").split(".")
-            try:
-                value = _with_piece(value, path, owners[0], prefix, "type", flags)
-            except ValueError as error:
-                refuse(str(error))
-    return value
+def parsed(default: Value, flags: Sequence[str], prog: str, usage: str, description: str) -> Value:
+    """The value with the fields changed that the flags name; ValueError says in one line what is wrong. Help is printed
+    and ends in SystemExit(0)."""
+    import tyro
 
-
-@contextmanager
-def said_later() -> Iterator[None]:
-    """For values that are not whole yet: `changed` remarks on unusual choices once, when all flags are read."""
-    from proximo.algorithms import UnusualChoice
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UnusualChoice)
-        yield
-
-
-def _filled(value: Value, flags: Sequence[str]) -> Value:
-    kinds = dict(_kinds(type(value))) if is_dataclass(type(value)) else {}
-    for flag in [flag.partition("=")[0] for flag in flags if flag.startswith("--")]:
-        field, _, inner = flag.removeprefix("--").replace("-", "_").partition(".")
-        known = classes(kinds[field]) if field in kinds and vars(value)[field] is None else []
-        if len(known) != 1 or inner in ("", "type", "add"):
-            continue
-        fields = {each.name: each for each, _ in given_fields(known[0])}
-        if inner.partition(".")[0] in fields and not any(is_required(each) for each in fields.values()):
-            with suppress(ValueError):  # a piece that this value has no use for: its flags are refused by name, later
-                value = replace(value, **{field: known[0]()})  # pyright: ignore[reportArgumentType]
-    return value
-
-
-def _empties(kind: Any, flag: str, flags: Sequence[str]) -> bool:
-    """Whether the flag says None to a field that holds a piece or nothing. Other fields' None is tyro's to read."""
-    given = [later for flag_, later in zip(flags, [*flags[1:], ""], strict=False) if flag_ == flag]
-    given += [each.removeprefix(f"{flag}=") for each in flags if each.startswith(f"{flag}=")]
-    if not given or given[0].lower() != "none":
-        return False
-    for name in flag.removeprefix("--").replace("-", "_").split("."):
-        kinds = [dict(_kinds(each)).get(name) for each in classes(kind)]
-        kind = next((each for each in kinds if each is not None), None)
-    return bool(classes(kind)) and NoneType in union_members(kind)
-
-
-def _kinds(kind: type) -> Iterator[tuple[str, Any]]:
-    for field, its_kind in given_fields(kind):
-        yield field.name, its_kind
-
-
-def _with_piece(value: Value, path: list[str], name: str, prefix: str, verb: str, flags: list[str]) -> Value:
-    field, *rest = path
-    asked = f"{prefix}.{verb} {name}"
-    if value is None:
-        refuse(f"{asked}: nothing is set there that it could change; this run does not ask for it")
-    kinds = dict(_kinds(type(value))) if is_dataclass(value) else {}
-    if field not in kinds:
-        refuse(f"{asked}: {type(value).__name__} has no field {field}{nearest(field, list(kinds))}")
-    if rest:
-        inner = _with_piece(vars(value)[field], rest, name, prefix, verb, flags)
-    elif verb == "add" and (held := element(kinds[field])) is not None:
-        inner = (*vars(value)[field], _one_more(held, len(vars(value)[field]), name, asked, prefix, flags))
-    elif verb == "add":
-        inner = _added(vars(value)[field], kinds[field], asked, _piece(kinds[field], name, asked, prefix, flags))
-    elif name.lower() == "none" and NoneType in union_members(kinds[field]) and classes(kinds[field]):
-        inner = None
-    else:
-        inner = _piece(kinds[field], name, asked, prefix, flags)
-    return replace(value, **{field: inner})  # pyright: ignore[reportArgumentType]
-
-
-def _piece(kind: Any, name: str, asked: str, prefix: str, flags: list[str]) -> object:
-    known = {each.__name__: each for each in classes(kind)}
-    if is_outside(name) and protocols(kind):
-        try:
-            known[name] = foreign_class(name, kind)
-        except ValueError as error:
-            refuse(f"{asked}: {error}")
-    if not known and holds_several(kind):
-        table = prefix.removeprefix("--").replace("-", "_")
-        refuse(f"{asked}: no flag changes what this field holds; write it in a .toml file, as [[{table}]]")
-    if not known:
-        refuse(f"{asked}: this field holds a value and no piece; give it with {prefix} VALUE")
-    if name not in known:
-        can_be_empty = NoneType in union_members(kind) and not asked.startswith(f"{prefix}.add ")
-        refuse(f"{asked}: give one of {', '.join(choices(kind, *['None'] * can_be_empty))}")
-    return made(known[name], kind, _required(known[name], asked, prefix, flags))
-
-
-def _added(current: object, kind: Any, asked: str, piece: object) -> object:
-    """Behind what is there; alone where nothing is."""
-    if not holds_several(kind):
-        refuse(f"{asked}: this field holds one piece; put another in its place with .type")
-    if current is None:
-        return piece
-    return (*current, piece) if isinstance(current, tuple) else (current, piece)
-
-
-def _one_more(kind: type, number: int, name: str, asked: str, prefix: str, flags: list[str]) -> object:
-    """A further entry of a list, such as a weighted rule: named by the class that it has to hold, or by its own."""
-    here, inner = f"{prefix}.{number}", required_choice(kind)
-    if inner is None:
-        return _piece(kind, name, asked, here, flags)
-    field, its_kind = inner
-    return kind(**{field.name: _piece(its_kind, name, asked, f"{here}.{field.name}", flags)})
-
-
-def _required(kind: type, asked: str, prefix: str, flags: list[str]) -> dict[str, Any]:
-    """What a piece cannot be made without, taken from the flags."""
-    values = {}
-    for field, field_kind in given_fields(kind):
-        if is_required(field):
-            flag = f"{prefix}.{field.name.replace('_', '-')}"
-            given = take(flags, flag) or take(flags, f"{prefix}.{field.name}")
-            if given is None and field_kind is str and asks_for_help(flags):
-                given = field.name.upper()  # stands for what has to be given
-            if given is None or field_kind not in (str, int, float):
-                refuse(f"{asked} needs {flag} too, or a .toml file that says it")
-            try:
-                values[field.name] = field_kind(given)
-            except ValueError:
-                refuse(f"{flag} {given}: give {'a whole number' if field_kind is int else 'a number'}")
-    return values
-
-
-def take(arguments: list[str], flag: str) -> str | None:
-    """The value of a flag of our own, removed from the arguments; None where it is not given."""
-    for position, argument in enumerate(arguments):
-        if argument == flag:
-            if position + 1 == len(arguments):
-                refuse(f"{flag} needs a value")
-            value = arguments[position + 1]
-            del arguments[position : position + 2]
-            return value
-        if argument.startswith(f"{flag}="):
-            del arguments[position]
-            return argument.removeprefix(f"{flag}=")
-    return None
-
-
-def read_number(flag: str, given: str, kind: Callable[[str], Number]) -> Number:
-    """The value of a flag as an int or a float."""
+    raised: list[ValueError] = []
+    shown = io.StringIO()
     try:
-        return kind(given)
-    except ValueError:
-        refuse(f"{flag} {given}: give a {'whole ' * (kind is int)}number")
+        with redirect_stderr(shown):
+            value, unknown = tyro.cli(
+                type(default),
+                default=default,
+                args=_with_switches(default, flags),
+                prog=f"{prog} {usage}".strip(),
+                description=description,
+                config=(tyro.conf.AvoidSubcommands,),
+                registry=closed_unions(raised, None if asks_for_help(flags) else _named(flags)),
+                return_unknown_args=True,
+            )
+    except SystemExit as stopped:
+        if stopped.code != REFUSED:  # help, or a signal in the middle
+            raise
+        raise ValueError(_line(shown.getvalue(), type(default).__name__, raised)) from None
+    if unknown:
+        raise ValueError(_unknown(default, unknown[0], unknown[1:2], prog))
+    return value
 
 
-def take_number(arguments: list[str], flag: str, kind: Callable[[str], Number]) -> Number | None:
-    """`take`, of a number."""
-    return None if (given := take(arguments, flag)) is None else read_number(flag, given, kind)
+def _named(flags: Sequence[str]) -> set[str]:
+    """All words of the flags' names, among them the fields that they change."""
+    names = [flag.partition("=")[0].lstrip("-").replace("-", "_") for flag in flags if flag.startswith("-")]
+    words = {word for name in names for word in name.split(".")}
+    return words | {word.removeprefix("no_") for word in words}
 
 
-def take_several(arguments: list[str], flag: str) -> list[str] | None:
-    """The values of a flag up to the next flag, removed from the arguments; None where it is not given."""
-    for position, argument in enumerate(arguments):
-        if argument == flag or argument.startswith(f"{flag}="):
-            first = [argument.removeprefix(f"{flag}=")] if argument != flag else []
-            rest = arguments[position + 1 :]
-            count = next((number for number, each in enumerate(rest) if each.startswith("-")), len(rest))
-            if not first and not count:
-                refuse(f"{flag} needs a value")
-            del arguments[position : position + 1 + count]
-            return first + rest[:count]
-    return None
+def _with_switches(default: object, flags: Sequence[str]) -> list[str]:
+    """`--a.b True` and `--a.b False` as the switches `--a.b` and `--a.no-b`, which is what tyro reads; of a switch that
+    may be undecided the other way round."""
+    kinds = flags_of(default)
+    switches = {name for name, kind in kinds.items() if kind is bool}
+    undecided = {name for name, kind in kinds.items() if {bool, NoneType} == {*union_members(kind)}}
+    given, found = [part for flag in flags for part in _halves(flag, switches)], []
+    for number, flag in enumerate(given):
+        name, following = flag.replace("_", "-"), given[number + 1 : number + 2]
+        if name in undecided and not (following and following[0].lower() in ("true", "false", "none")):
+            found += [flag, "True"]
+            continue
+        if (positive := _positive(name)) in undecided:
+            found += [positive, "False"]
+            continue
+        before = found[-1].replace("_", "-") if found else ""
+        if before in switches and flag.lower() in ("true", "false"):
+            table, dot, field = before.rpartition(".")
+            no = f"{table}{dot}no-{field}" if dot else f"--no-{before.removeprefix('--')}"
+            found[-1] = before if flag.lower() == "true" else no
+        else:
+            found.append(flag)
+    return found
 
 
-def take_switch(arguments: list[str], flag: str) -> bool:
-    """Whether a switch of our own is given; removed from the arguments."""
-    given = flag in arguments
-    while flag in arguments:
-        arguments.remove(flag)
-    return given
+def _positive(flag: str) -> str:
+    """Example: _positive("--task.no-chat") == "--task.chat"."""
+    table, _, field = flag.removeprefix("--").rpartition(".")
+    return f"--{table}{'.' * bool(table)}{field.removeprefix('no-')}" if field.startswith("no-") else ""
 
 
-def take_model(arguments: list[str], command: str) -> str:
-    """The model that comes first, removed from the arguments; empty where only help is asked for."""
-    if (not arguments or arguments[0].startswith("-")) and asks_for_help(arguments):
-        return ""
-    if not arguments or arguments[0].startswith("-"):
-        refuse(f"{command} needs a model, a folder or hub id: {command} MODEL")
-    return arguments.pop(0)
+def _halves(flag: str, switches: Container[str]) -> list[str]:
+    """`--a.b=True` in two, of a switch only: another flag's value may be anything."""
+    name, _, value = flag.partition("=")
+    return [name, value] if value and name.replace("_", "-") in switches else [flag]
 
 
-def take_models(arguments: list[str], command: str) -> list[str]:
-    """All models that come first, removed from the arguments; none where only help is asked for."""
-    models = [take_model(arguments, command)]
-    while arguments and not arguments[0].startswith("-"):
-        models.append(arguments.pop(0))
-    return [model for model in models if model] if asks_for_help(arguments) else models
+# What is wrong
 
 
-def as_flags(message: str) -> str:
-    """A message with its options as flags. Messages name an option as Python does, in backticks.
+def _line(box: str, whole: str, raised: Sequence[ValueError]) -> str:
+    """What tyro draws as a box, in a line; of an error of ours its own words, after the table that it is about."""
+    # A title, a rule, what is wrong, and perhaps another rule and more; a title within a frame is its own rule.
+    rows = [row.strip("│ ") for row in re.sub(r"\x1b\[[0-9;]*m", "", box).splitlines()]
+    rules = [number for number, row in enumerate(rows) if "───" in row or re.fullmatch("-{3,}", row)]
+    start, end = (*rules, len(rows), len(rows))[:2] if rules else (-1, len(rows))
+    said = " ".join(rows[start + 1 : end])
+    found = re.match(r"Error parsing (\S+): (.*)", said)
+    if found is None:
+        return said
+    where, why = found[1], str(raised[-1]) if raised else found[2]
+    for pattern, words in NUMBERS:
+        why = pattern.sub(words, why)
+    is_told = where == whole or why.startswith(f"{where.rpartition('.')[2]}.")
+    return why if is_told else f"{where}: {why}"
 
-    Example: as_flags("give `tokens=N` or `allow_change=['steps']`") == "give --tokens N or --allow-change steps"
-    """
 
-    def flag(found: re.Match[str]) -> str:
-        name, value = found[1].replace("_", "-"), found[2].strip("[]'")
-        return f"--{name}" if value == "True" else f"--{name} {value}"
+def _unknown(default: object, flag: str, following: Sequence[str], prog: str) -> str:
+    """A flag that names a whole table needs a `.type` or a field; another one is misspelt."""
+    if not flag.startswith("-"):
+        return f"{flag}: {prog} takes no such argument; {prog} --help lists what it takes"
+    name = flag.partition("=")[0].replace("_", "-")
+    known = flags_of(default)
+    if name in known:
+        kind, fields = known[name], [each for each in known if each.rpartition(".")[0] == name]
+        has_types = is_choice(kind)
+        given = flag.partition("=")[2] or next(iter(following), "NAME")
+        piece = "NAME" if given.startswith("-") or given.lower() == "none" else given
+        remedy = f"{name}.type {piece} chooses a piece" if has_types else ""
+        if not has_types and not fields:  # a table that is not there, and can be of one class only
+            remedy = f"{name}.type {choices(kind)[0]} adds it"
+        others = f"{', '.join(fields)} set its fields" if fields else ""
+        return f"{name} alone takes no value: {' and '.join(filter(None, (remedy, others)))}"
+    table, _, field = name.rpartition(".")
+    kinds = classes(known[table]) if table in known else []
+    if owners := [each.__name__ for each in kinds if field in _names(each)]:
+        return f"{name} belongs to {table}.type {' or '.join(owners)}: give that, too"
+    return no_such_flag(name, list(known), prog)
 
-    return re.sub(r"`([a-z][a-z0-9_.]*)=([^`]*)`", flag, message)
+
+def _names(kind: type) -> list[str]:
+    return [name.replace("_", "-") for name in kinds_of(kind)]
 
 
-def say(message: str) -> None:
-    """A line for a person, on stderr, with options as flags."""
-    messages.say(as_flags(message))
+# Open unions
 
 
-def refuse(message: str) -> NoReturn:
-    """Bad input: one clear error, nothing started."""
-    say(f"error: {message}")
-    raise SystemExit(2)
+def closed_unions(raised: list[ValueError], named: Container[str] | None) -> "ConstructorRegistry":
+    """A rule for `tyro.cli`: each dataclass as tyro sees it, its fields' unions closed. What a class refuses is added
+    to `raised`, because tyro shows it in words of its own. `named` are the fields that flags may change: others keep
+    what they hold, and tyro is spared its work on them, which is most of it. None: all of them, with the docstrings
+    that help shows."""
+    from tyro.constructors import ConstructorRegistry, StructConstructorSpec, StructTypeInfo
+
+    registry, is_asking = ConstructorRegistry(), False
+    without_help = {} if named is None else {"helptext": ""}
+
+    @registry.struct_rule
+    def close(info: StructTypeInfo) -> StructConstructorSpec | None:
+        nonlocal is_asking
+        if is_asking or not is_dataclass(info.type):
+            return None
+        is_asking = True  # for what tyro itself makes of the class: then this rule passes
+        try:
+            spec = ConstructorRegistry.get_struct_spec(info)
+        finally:
+            is_asking = False
+        if not isinstance(spec, StructConstructorSpec):
+            return None
+        held = vars(info.default) if named is not None and isinstance(info.default, info.type) else {}
+        kept = {
+            each.name: held[each.name] for each in spec.fields if each.name in held and each.name not in (named or ())
+        }
+        shown = (
+            replace(field, type=_closed(field.type, field.default), **without_help)
+            for field in spec.fields
+            if field.name not in kept
+        )
+        return replace(spec, fields=tuple(shown), instantiate=_noting(spec.instantiate, kept, raised))
+
+    return registry
+
+
+def _noting(make: Callable[..., Any], kept: dict[str, Any], raised: list[ValueError]) -> Callable[..., Any]:
+    def noted(*values: Any, **given: Any) -> Any:
+        try:
+            return make(*values, **{name: _made_again(value) for name, value in kept.items()}, **given)
+        except ValueError as error:
+            raised.append(error)
+            raise
+
+    return noted
+
+
+def _made_again(value: Any) -> Any:
+    """An equal value, whose classes have remarked again on what is unusual in them."""
+    if type(value) is tuple:
+        return tuple(map(_made_again, value))
+    if not is_dataclass(value) or isinstance(value, type):
+        return value
+    return replace(value, **{each.name: _made_again(vars(value)[each.name]) for each in fields(value) if each.init})
+
+
+def _closed(kind: Any, held: object) -> Any:
+    """Example: `Clip | Gate` is `Clip | MyGate` where a MyGate is held, and `Clip` where a Clip is."""
+    if not any(protocols(each) or _is_open_tuple(each) for each in union_members(kind)):
+        return kind
+    several = [type(each) for each in held] if isinstance(held, tuple) else []
+    members = [
+        tuple[_without_protocols(get_args(each)[0], several), ...] if _is_open_tuple(each) else each
+        for each in union_members(kind)
+    ]
+    return _without_protocols(reduce(or_, members), [] if isinstance(held, tuple) else [type(held)])
+
+
+def _is_open_tuple(kind: Any) -> bool:
+    return get_origin(kind) is tuple and bool(protocols(get_args(kind)[0]))
+
+
+def _without_protocols(kind: Any, held: Sequence[type]) -> Any:
+    if not protocols(kind):
+        return kind
+    kept = [each for each in union_members(kind) if not protocols(each)]
+    return reduce(or_, [*kept, *(each for each in held if is_dataclass(each) and each not in kept)])

@@ -4,7 +4,7 @@ import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 
-from proximo.cli.parsing import asks_for_help
+from proximo.cli.arguments import asks_for_help, flag_names
 from proximo.config.toml import MAX_BYTES
 from proximo.system.opening import read_file, without_links
 
@@ -38,11 +38,6 @@ def named(arguments: Sequence[str]) -> set[str]:
         return set(NAMES)
     known = {*flag_names(arguments), *(f"--{key}" for key in file_tables(first))}
     return {what for what, names in NAMES.items() if not known.isdisjoint(names)}
-
-
-def flag_names(arguments: Sequence[str]) -> list[str]:
-    """The names of the flags that are given, such as --model."""
-    return [each.partition("=")[0] for each in arguments if each.startswith("--")]
 
 
 def file_tables(path: str) -> list[str]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from proximo.api import folders
 from proximo.api.validate import check_free
-from proximo.cli.flags import refuse, say, take, take_several
+from proximo.cli.arguments import refuse, refusing, say, take, take_several
 from proximo.config.trust.permission import is_everything_permitted
 from proximo.learner.ranks import Ranks
 from proximo.rl.plugin_errors import OutsideFailed
@@ -17,7 +17,7 @@ from proximo.runs.checkpoints import CHECKPOINTS
 from proximo.runs.files import TRACEBACK
 from proximo.runs.session import Attempt
 from proximo.runs.signals import Stopped
-from proximo.runs.tracking.named import check_names
+from proximo.runs.tracking.trackers import check_names
 
 if TYPE_CHECKING:
     from proximo.rl.config import RunConfig
@@ -41,10 +41,8 @@ def take_allowed(arguments: list[str]) -> list[str]:
 def take_trackers(arguments: list[str]) -> list[str]:
     """The trackers that --track names, removed from the arguments; one that cannot be used is refused."""
     names = take_several(arguments, "--track") or []
-    try:
+    with refusing(about="--track"):
         check_names(names)
-    except ValueError as error:
-        refuse(f"--track: {error}")
     return names
 
 
@@ -61,10 +59,8 @@ def take_ranks(arguments: list[str]) -> int | None:
 
 def with_ranks(config: Config, processes: int) -> Config:
     """The config for this number of processes."""
-    try:
+    with refusing():
         return replace(config, ranks=replace(config.ranks or Ranks(), processes=processes))
-    except ValueError as error:
-        refuse(str(error))
 
 
 def launched(
@@ -81,18 +77,14 @@ def launched(
         if ranks.processes == 1:
             return None
         given = [*arguments, *["--load-code"] * is_everything_permitted(), *([] if named else ["--run", str(folder)])]
-        try:
+        with refusing():
             check_free(folder)
             with starting(ranks) as start:
                 return launch(command_of(given), ranks.processes, say, start=start)
-        except ValueError as error:
-            refuse(str(error))
     if own_rank() == 0:
         return None
-    try:
+    with refusing(about=f"rank {own_rank()}"):  # rank 0 builds the same, and refuses it with the run folder at hand
         follow()
-    except ValueError as error:  # rank 0 builds the same, and refuses it with the run folder at hand
-        refuse(f"rank {own_rank()}: {error}")
     return 0
 
 
@@ -107,12 +99,10 @@ def taken(
 ) -> Iterator[Attempt]:
     """The run folder of a command, or a refusal: another process has it, or it holds another run."""
     with ExitStack() as until:
-        try:
+        with refusing():
             attempt = until.enter_context(
                 folders.taken(path, config_toml, allowed, points, algorithm=algorithm, accept_lost=accept_lost)
             )
-        except ValueError as error:
-            refuse(str(error))
         try:
             yield attempt
         except Stopped:

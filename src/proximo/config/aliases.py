@@ -1,4 +1,4 @@
-"""Names of earlier versions' configs: of their fields and of classes, and what they are called today."""
+"""What was called otherwise, or was not there, in configs of earlier versions: the one table of fields and classes."""
 
 import tomllib
 from collections.abc import Sequence
@@ -22,6 +22,20 @@ ADDED = {
     "ahead.window": 0.0,
 }
 """Dotted names of a run's fields that earlier versions did not have, and what those versions did."""
+ADDED_LATER = {
+    "adam_beta1": 0.9,
+    "adam_beta2": 0.95,
+    "adam_epsilon": 1e-8,
+    "adam_moments": "float32",
+    "training.learning_rate_schedule": "constant",
+    "fit.learning_rate_schedule": "linear",
+    "evaluation.metric": "outcome",
+    "freeze": [],
+    "template": "",
+    "system": "",
+    "chat": False,
+}
+"""Fields of any config that became options later, by name or with their table's, and what a config without them did."""
 MOVED = {
     "proximo.acting": "proximo.environments",
     "proximo.evaluation": "proximo.api.evaluation",
@@ -86,9 +100,18 @@ def completed(config_toml: str) -> dict[str, Any]:
     return tables
 
 
+def added_later(field: str, otherwise: Any) -> Any:
+    """The value of a field that a config was too early to have; `otherwise` where every version had it.
+
+    Example: added_later("ppo.training.adam_beta1", None) == 0.9
+    """
+    table, _, name = field.rpartition(".")
+    return ADDED_LATER.get(name, ADDED_LATER.get(f"{table.rpartition('.')[2]}.{name}", otherwise))
+
+
 def _inner(tables: dict[str, Any], path: Sequence[str]) -> dict[str, Any] | None:
     """The table at a path; None where there is none."""
-    found: Any = tables
+    table: Any = tables
     for name in path:
-        found = found.get(name) if isinstance(found, dict) else None
-    return found if isinstance(found, dict) else None
+        table = table.get(name) if isinstance(table, dict) else None
+    return table if isinstance(table, dict) else None

@@ -3,9 +3,14 @@
 A path counts from the current folder, or from the TOML file's folder where one names it (`counted_from`); `~` is the
 home folder. A file is read once: what is checked is what is executed, and no cached bytecode is read or written. Its
 module has a private name made of the path as it is written, the resolved path and the content, so that two files of one
-name are two modules, and the same file is loaded once. It may import the modules next to it (local_imports.py).
+name are two modules, and the same file is loaded once.
+
+It may import the modules next to it, as with `python file.py`, without a change to sys.path: its `import` statement
+looks in its own folder before it looks where Python does. What it finds there is loaded under a private name, so that
+two folders may each have a `helpers.py`.
 """
 
+import builtins
 import difflib
 import hashlib
 import importlib
@@ -14,19 +19,20 @@ import site
 import sys
 import types
 from collections.abc import Callable, Sequence
-from importlib.machinery import PathFinder
+from importlib.machinery import FileFinder, ModuleSpec, PathFinder, SourceFileLoader
 from pathlib import Path
 from threading import RLock
 from typing import Any, NoReturn
 
 from proximo.config.aliases import current_module
-from proximo.config.local_imports import builtins_for
 
 FORM = "FILE.py:NAME"
 """What a field with an open union takes besides the names of our own classes, for help and errors."""
 MAX_BYTES = 10_000_000
 _PLACE = "__proximo_place__"
 """The attribute of a private module that holds its path as the user wrote it."""
+SIBLINGS = "proximo_siblings_"
+OURS = __name__.partition(".")[0]
 _loading = RLock()
 
 Check = Callable[[Sequence[Path], bytes], None]
@@ -195,3 +201,65 @@ def _explain(place: str, error: BaseException) -> NoReturn:
     raise ValueError(
         f"{place} cannot be loaded, {type(error).__name__}{f': {reason}' if reason else ''}; correct it"
     ) from error
+
+
+# Modules next to a user's file
+
+
+def builtins_for(folder: Path) -> dict[str, Any]:
+    """Python's builtins, for a module of this folder: its `import` finds the modules next to it first.
+
+    A module of the standard library, and one that Python itself would take from this folder, is imported as usual.
+    """
+    root = SIBLINGS + hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:24]
+
+    def imported(
+        name: str, globals: Any = None, locals: Any = None, fromlist: Sequence[str] | None = (), level: int = 0
+    ) -> types.ModuleType:
+        name = name if level else current_module(name)
+        first = name.partition(".")[0]
+        if level or not _is_sibling(folder, first):
+            return builtins.__import__(name, globals, locals, fromlist or (), level)
+        if root not in sys.modules:
+            package = types.ModuleType(root)
+            package.__path__ = [str(folder)]
+            sys.modules[root] = package
+        found = builtins.__import__(f"{root}.{name}", globals, locals, fromlist or ())
+        return found if fromlist else sys.modules[f"{root}.{first}"]
+
+    return vars(builtins) | {"__import__": imported}
+
+
+def _is_sibling(folder: Path, name: str) -> bool:
+    files = [file for file in (folder / name / "__init__.py", folder / f"{name}.py") if file.is_file()]
+    if not files or name in sys.stdlib_module_names or name == OURS:
+        return False
+    usual = PathFinder.find_spec(name)
+    return usual is None or usual.origin is None or Path(usual.origin).resolve() != files[0].resolve()
+
+
+class _Loader(SourceFileLoader):
+    """Siblings find each other, too; no cached bytecode is read or written."""
+
+    def get_code(self, fullname: str) -> types.CodeType:
+        return self.source_to_code(self.get_data(self.path), self.path)
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        root = sys.modules[module.__name__.partition(".")[0]]
+        vars(module)["__builtins__"] = builtins_for(Path(root.__path__[0]))
+        super().exec_module(module)
+
+
+class _Siblings:
+    """Finds modules under their private names, and no others."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if not fullname.startswith(SIBLINGS):
+            return None
+        found = (FileFinder(folder, (_Loader, [".py"])).find_spec(fullname) for folder in path or ())
+        return next((spec for spec in found if spec is not None), None)
+
+
+sys.meta_path.insert(0, _Siblings())

@@ -10,16 +10,17 @@ None, which TOML lacks, is a key left out where the default is None, and the str
 
 import dataclasses
 import difflib
+import json
 import math
+import re
 import tomllib
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from proximo.config.plugins import all_counted_from, counted_from, is_outside
-from proximo.config.toml_text import inline, join, line_numbers, nested_beyond, shortened, table_lines
 from proximo.config.trust.permission import ANYTHING, Code, of_file
 from proximo.config.unions import (
     choices,
@@ -44,6 +45,9 @@ RUN_RECORD = "run.json"
 """The file next to a config.toml that makes it the record of a run."""
 DEEPEST = 32
 """Tables within tables of a config; a real one has half a dozen."""
+BARE_KEY = r"[A-Za-z0-9_-]+"
+_KEY = rf"(?:{BARE_KEY}|\"[^\"]*\"|'[^']*')"
+_DOTTED = rf"{_KEY}(?:\s*\.\s*{_KEY})*"
 
 
 class ConfigError(ValueError):
@@ -174,19 +178,12 @@ def _words(kind: Any) -> str:
     return " or ".join(dict.fromkeys(words))
 
 
-# Writing: a dataclass to plain tables, arrays and scalars; toml_text.py makes text of those.
+# Writing: a dataclass to plain tables, arrays and scalars, and these to text
 
 
 def _plain(value: Any, kind: Any, path: str) -> Any:
-    if dataclasses.is_dataclass(value) and type(value) in classes(kind):
-        name = {"type": type(value).__name__} if is_choice(kind) else {}
-        return name | _plain_fields(value, path)
-    if dataclasses.is_dataclass(value) and protocols(kind):
-        try:
-            name = {"type": foreign_name(type(value), kind)}
-        except ValueError as error:
-            raise ValueError(f"{path}: {error}") from None
-        return name | _plain_fields(value, path)
+    if dataclasses.is_dataclass(value) and (type(value) in classes(kind) or protocols(kind)):
+        return _plain_type(type(value), kind, path) | _plain_fields(value, path)
     if value is None and types.NoneType in union_members(kind):
         return "none"
     if isinstance(value, tuple) and (several := _container(kind, tuple)) is not None:
@@ -205,6 +202,16 @@ def _plain(value: Any, kind: Any, path: str) -> Any:
     return scalar
 
 
+def _plain_type(its_class: type, kind: Any, path: str) -> dict[str, str]:
+    """How a table says which class it is; nothing where there is no choice."""
+    if its_class in classes(kind):
+        return {"type": its_class.__name__} if is_choice(kind) else {}
+    try:
+        return {"type": foreign_name(its_class, kind)}
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+
+
 def _plain_fields(value: Any, path: str) -> dict[str, Any]:
     items = {}
     for field, kind in given_fields(type(value)):
@@ -213,6 +220,48 @@ def _plain_fields(value: Any, path: str) -> dict[str, Any]:
         if item is not None or field.default is not None:
             items[field.name] = _plain(item, kind, join(path, field.name))
     return items
+
+
+def table_lines(table: Mapping[str, Any], path: str) -> Iterator[str]:
+    """Scalars before tables: TOML has no way back to the outer table."""
+    later = {key: item for key, item in table.items() if isinstance(item, dict) or _is_tables(item)}
+    for key, item in table.items():
+        if key not in later:
+            yield f"{_key(key)} = {inline(item)}"
+    for key, item in later.items():
+        inner = join(path, _key(key))
+        for part in [item] if isinstance(item, dict) else item:
+            yield from ("", f"[{inner}]" if isinstance(item, dict) else f"[[{inner}]]")
+            yield from table_lines(part, inner)
+
+
+def _is_tables(item: Any) -> bool:
+    return isinstance(item, list) and bool(item) and all(isinstance(part, dict) for part in item)
+
+
+def inline(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{_key(key)} = {inline(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(inline(item) for item in value) + "]"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        # TOML's escapes are JSON's, but for one control character that JSON leaves as it is.
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return str(value)
+
+
+def _key(name: str) -> str:
+    return name if re.fullmatch(BARE_KEY, name) else inline(name)
+
+
+def shortened(data: Any) -> str:
+    text = inline(data)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+# Reading: tables to a dataclass; where each key of a text stands is found beside the parser, which does not say
 
 
 @dataclasses.dataclass
@@ -302,3 +351,45 @@ def _nearest(name: Any, names: list[str]) -> str:
     lowered = {known.lower(): known for known in names}
     close = difflib.get_close_matches(str(name).lower(), lowered, n=1)
     return f", perhaps {lowered[close[0]]}" if close else ""
+
+
+def line_numbers(text: str) -> dict[str, int]:
+    """Where each key and table stands. Keys inside inline tables have none; the nearest table around them does."""
+    lines: dict[str, int] = {}
+    tables: dict[str, int] = {}
+    header = ""
+    for number, line in enumerate(text.split("\n"), start=1):
+        if found := re.match(rf"\s*(\[\[?)\s*({_DOTTED})\s*\]", line):
+            *outer, last = _names(found[2])
+            header = ""
+            for name in outer:
+                header = join(header, name)
+                header += f"[{tables[header]}]" if header in tables else ""
+            header = join(header, last)
+            if found[1] == "[[":
+                tables[header] = tables.get(header, -1) + 1
+                header += f"[{tables[header]}]"
+            lines.setdefault(header, number)
+        elif found := re.match(rf"\s*({_DOTTED})\s*=", line):
+            lines.setdefault(join(header, ".".join(_names(found[1]))), number)
+    return lines
+
+
+def _names(dotted: str) -> list[str]:
+    return [name.strip("\"'") for name in re.findall(_KEY, dotted)]
+
+
+def nested_beyond(data: Any, depth: int) -> bool:
+    """Whether tables lie deeper than this. Counted, because Python's own limit differs between versions."""
+    level = [data]
+    for _ in range(depth):
+        level = [each for value in level for each in _inside(value)]
+    return bool(level)
+
+
+def _inside(value: Any) -> list[Any]:
+    return list(value.values()) if isinstance(value, dict) else value if isinstance(value, list) else []
+
+
+def join(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name

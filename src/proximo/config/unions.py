@@ -59,6 +59,19 @@ def given_fields(kind: type) -> Iterator[tuple[dataclasses.Field[Any], Any]]:
             yield field, hints[field.name]
 
 
+def walk(value: object, path: str = "") -> Iterator[tuple[str, Any, object]]:
+    """Every field that a value has now, and those of the values in them: the dotted name, the type, what it holds."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        for field, kind in given_fields(type(value)):
+            yield f"{path}{field.name}", kind, (held := vars(value)[field.name])
+            yield from walk(held, f"{path}{field.name}.")
+
+
+def kinds_of(kind: type) -> dict[str, Any]:
+    """The resolved types of the fields that can be given, by name."""
+    return {field.name: its_kind for field, its_kind in given_fields(kind)}
+
+
 def check_kinds(value: object, path: str = "") -> None:
     """Refuse a number that is text, and a table that is a dict or a class of another library's: ValueError says what
     the field holds."""

@@ -1,14 +1,14 @@
 """Job files for clusters: the same command on every node, which torchrun turns into one group of ranks.
 
-A job that is started again resumes the run, because it names the run folder.
+A job that is started again resumes the run, because it names the run folder. The files are templates in job_files/.
 """
 
 import json
 import re
 import shlex
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import PurePosixPath
-from typing import Any
+from pathlib import Path, PurePosixPath
 
 from proximo.distributed.launching import RESTARTS
 
@@ -20,8 +20,10 @@ RAY = "2.50.0"
 """Version of Ray in an image, if nothing else is said."""
 CORES = 8
 """Cores of a node for each of its GPUs, if nothing else is said."""
-SHUTDOWN, SAVING = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT", 110
+SAVING = 110
 """Seconds after which torchrun kills a process that it asked to end; its own 30 are less than a step may take."""
+HOLE = re.compile(r"\{\{(\w+)\}\}")
+"""Where a template takes a value."""
 
 
 @dataclass(frozen=True)
@@ -75,41 +77,9 @@ def slurm(job: Job, *, partition: str | None = None, account: str | None = None,
     cores = CORES * job.gpus if cores is None else cores
     if cores < 1:
         raise ValueError(f"--cores {cores}: give at least 1")
-    asked = {
-        "job-name": job.name,
-        "nodes": job.nodes,
-        "ntasks-per-node": 1,
-        "gpus-per-node": job.gpus,
-        "cpus-per-task": cores,
-        "mem": 0,
-        "time": _clock(job.hours),
-        "partition": partition,
-        "account": account,
-        "signal": f"TERM@{NOTICE}",
-        "open-mode": "append",
-        "output": f"{job.name}-%j.log",
-    }
-    lines = [f"#SBATCH --{flag}={value}" for flag, value in asked.items() if value is not None]
-    torchrun = [
-        shlex.quote(each) if "$" not in each else f'"{each}"' for each in job.command("$first", "$SLURM_JOB_ID")
-    ]
-    return "\n".join(
-        [
-            "#!/bin/bash",
-            *lines,
-            "#SBATCH --exclusive",
-            "#SBATCH --requeue",
-            "",
-            "set -euo pipefail",
-            'nodes=$(scontrol show hostnames "$SLURM_JOB_NODELIST")',
-            "first=${nodes%%$'\\n'*}",  # not by head, which would end scontrol by SIGPIPE, and the job with it
-            "export OMP_NUM_THREADS=1",
-            f"export {SHUTDOWN}={SAVING}",
-            # Since SLURM 22.05 srun does not take it from the job.
-            f"srun --cpus-per-task={cores} {' '.join(torchrun)}",
-            "",
-        ]
-    )
+    command = [shlex.quote(each) if "$" not in each else f'"{each}"' for each in job.command("$first", "$SLURM_JOB_ID")]
+    values = {"name": job.name, "nodes": job.nodes, "gpus": job.gpus, "cores": cores, "clock": _clock(job.hours)}
+    return _filled("slurm.sh", values | {"partition": partition, "account": account, "command": " ".join(command)})
 
 
 def kubernetes(job: Job, *, image: str, claim: str, folder: str = "/work") -> str:
@@ -117,34 +87,10 @@ def kubernetes(job: Job, *, image: str, claim: str, folder: str = "/work") -> st
 
     `claim` is a volume that all pods can write (ReadWriteMany), in which config and run folder are.
     """
-    service = {
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": {"name": job.name},
-        # Pods find each other before they are ready.
-        "spec": {"clusterIP": "None", "selector": {"job-name": job.name}, "publishNotReadyAddresses": True},
-    }
     command = job.command(f"{job.name}-0.{job.name}", job.name)
-    env = [{"name": "OMP_NUM_THREADS", "value": "1"}, {"name": SHUTDOWN, "value": str(SAVING)}]
-    pod = {
-        "subdomain": job.name,
-        "restartPolicy": "Never",
-        **_pod(image, claim, folder, {"nvidia.com/gpu": job.gpus}, command=command, env=env),
-    }
-    work = {
-        "apiVersion": "batch/v1",
-        "kind": "Job",
-        "metadata": {"name": job.name},
-        "spec": {
-            "completions": job.nodes,
-            "parallelism": job.nodes,
-            "completionMode": "Indexed",
-            "backoffLimit": RESTARTS * job.nodes,
-            "activeDeadlineSeconds": int(3600 * job.hours),
-            "template": {"spec": pod},
-        },
-    }
-    return _yaml(service, work)
+    return _manifest(
+        "kubernetes.yaml", job, RESTARTS * job.nodes, image=image, claim=claim, folder=folder, command=command
+    )
 
 
 def kuberay(job: Job, *, image: str, claim: str, folder: str = "/work", ray: str = RAY) -> str:
@@ -154,53 +100,28 @@ def kuberay(job: Job, *, image: str, claim: str, folder: str = "/work", ray: str
     `ray` is the image's version of Ray; the rest is as for `kubernetes`.
     """
     # One command without a shell's operators: KubeRay puts it behind `ray job submit --`, for a shell to read.
-    entry = ["env", "-C", folder, "OMP_NUM_THREADS=1", "proximo", *job.training, "--ranks.cluster", "ray"]
-    head = {
-        "rayStartParams": {"num-cpus": "0", "dashboard-host": "0.0.0.0"},
-        "template": {"spec": _pod(image, claim, folder, {"cpu": "2", "memory": "8Gi"})},
-    }
-    workers = {
-        "groupName": "nodes",
-        **dict.fromkeys(("replicas", "minReplicas", "maxReplicas"), job.nodes),
-        "rayStartParams": {},
-        "template": {"spec": _pod(image, claim, folder, {"nvidia.com/gpu": job.gpus})},
-    }
-    work = {
-        "apiVersion": "ray.io/v1",
-        "kind": "RayJob",
-        "metadata": {"name": job.name},
-        "spec": {
-            "entrypoint": shlex.join(entry),
-            "shutdownAfterJobFinishes": True,
-            "backoffLimit": RESTARTS,
-            "activeDeadlineSeconds": int(3600 * job.hours),
-            "rayClusterSpec": {"rayVersion": ray, "headGroupSpec": head, "workerGroupSpecs": [workers]},
-        },
-    }
-    return _yaml(work)
+    entry = shlex.join(["env", "-C", folder, "OMP_NUM_THREADS=1", "proximo", *job.training, "--ranks.cluster", "ray"])
+    return _manifest("kuberay.yaml", job, RESTARTS, image=image, claim=claim, folder=folder, ray=ray, command=entry)
 
 
-def _pod(image: str, claim: str, folder: str, limits: dict[str, Any], **more: Any) -> dict[str, Any]:
-    """A pod's spec: one container, which has `more` and sees the volume."""
-    container = {
-        "name": "proximo",
-        "image": image,
-        "workingDir": folder,
-        **more,
-        "resources": {"limits": limits},
-        # NCCL needs more shared memory than the 64 MiB that a container gets.
-        "volumeMounts": [{"name": "work", "mountPath": folder}, {"name": "shm", "mountPath": "/dev/shm"}],
-    }
-    volumes = [
-        {"name": "work", "persistentVolumeClaim": {"claimName": claim}},
-        {"name": "shm", "emptyDir": {"medium": "Memory"}},
+def _manifest(template: str, job: Job, restarts: int, **texts: str | list[str]) -> str:
+    """A template of YAML with a job in it; JSON's texts and lists are YAML's."""
+    values = {"nodes": job.nodes, "gpus": job.gpus, "restarts": restarts, "seconds": int(3600 * job.hours)}
+    quoted = {name: json.dumps(text) for name, text in {"name": job.name, **texts}.items()}
+    return _filled(template, values | quoted)
+
+
+def _filled(template: str, values: Mapping[str, str | int | None]) -> str:
+    """A template with values where it has {{name}}. A line is left out where its value is None, and where it begins
+    with "#:", a remark for those who read the template."""
+    known = {"notice": NOTICE, "saving": SAVING, **values}
+    text = (Path(__file__).with_name("job_files") / template).read_text(encoding="utf-8")
+    lines = [
+        HOLE.sub(lambda hole: str(known[hole[1]]), line)
+        for line in text.splitlines()
+        if not line.startswith("#:") and all(known[name] is not None for name in HOLE.findall(line))
     ]
-    return {"terminationGracePeriodSeconds": NOTICE, "containers": [container], "volumes": volumes}
-
-
-def _yaml(*objects: dict[str, Any]) -> str:
-    """JSON is YAML, and needs no package to be written."""
-    return "".join(f"---\n{json.dumps(each, indent=2)}\n" for each in objects)
+    return "\n".join([*lines, ""])
 
 
 def _clock(hours: float) -> str:

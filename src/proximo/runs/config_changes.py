@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from proximo.config.aliases import completed
+from proximo.config.aliases import added_later, completed
 from proximo.config.plugins import named_file
 from proximo.data.locating import hub_data
 from proximo.models.shipped import resolve
@@ -19,20 +19,6 @@ FREE = ("checkpoints", "ranks", "workers")
 FREE_NAMES = ("save_every", "at_once")
 """Tables, and fields of any table, that may change at any time: neither when a run is saved nor where or how many calls
 of a reward run at once affects its numbers, and another number of processes affects them as rounding does."""
-ADDED = {
-    "adam_beta1": 0.9,
-    "adam_beta2": 0.95,
-    "adam_epsilon": 1e-8,
-    "adam_moments": "float32",
-    "training.learning_rate_schedule": "constant",
-    "fit.learning_rate_schedule": "linear",
-    "evaluation.metric": "outcome",
-    "freeze": [],
-    "template": "",
-    "system": "",
-    "chat": False,
-}
-"""Fields that became options later, by name or with their table's, and the value that a config without them had."""
 NAMES_FILES = ("model", "teacher", "path", "held_out", "reference", "reference_logprobs")
 """Fields whose value may be a data file or a model's folder. Code is known by its form, in any field."""
 NAMES_FUNCTIONS = ("path",)
@@ -48,16 +34,11 @@ def differences(old_toml: str, new_toml: str) -> dict[str, str]:
     old, new = dict(flat(completed(old_toml))), dict(flat(tomllib.loads(new_toml)))
     found = {}
     for field in sorted(old.keys() | new.keys()):
-        before = old.get(field, _added(field))
+        before = old.get(field, added_later(field, MISSING))
         after = new.get(field, MISSING)
         if (before != after or type(before) is not type(after)) and not _is_free(field):
             found[field] = f"was {_shown(before)}, now {_shown(after)}"
     return found
-
-
-def _added(field: str) -> Any:
-    table, _, name = field.rpartition(".")
-    return ADDED.get(name, ADDED.get(f"{table.rpartition('.')[2]}.{name}", MISSING))
 
 
 def fingerprints(config_toml: str) -> dict[str, str]:

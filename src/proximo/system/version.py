@@ -1,6 +1,7 @@
 """Proximo's version, and a fingerprint of the code that runs."""
 
 import hashlib
+import os
 from functools import lru_cache
 from pathlib import Path
 
@@ -10,7 +11,10 @@ __version__ = "0.1.0"
 @lru_cache(maxsize=1)
 def source_fingerprint() -> str:
     """Shortened SHA-256 over the .py files of the imported package."""
-    root, digest = Path(__file__).parents[1], hashlib.sha256()
-    for file in sorted(root.rglob("*.py")):
-        digest.update(f"{file.relative_to(root).as_posix()} {hashlib.sha256(file.read_bytes()).hexdigest()}\n".encode())
+    root, digest = str(Path(__file__).parents[1]), hashlib.sha256()
+    files = [os.path.join(folder, name) for folder, _, names in os.walk(root) for name in names if name.endswith(".py")]
+    for file in sorted(files, key=lambda path: path.split(os.sep)):
+        with open(file, "rb") as opened:
+            content = hashlib.sha256(opened.read()).hexdigest()
+        digest.update(f"{file.removeprefix(root + os.sep).replace(os.sep, '/')} {content}\n".encode())
     return digest.hexdigest()[:16]

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from proximo.runs.tracking.adapters import mlflow
 from proximo.runs.tracking.sending import track
+from proximo.runs.tracking.trackers import mlflow
 from tests.runs.tracking.folders import add_finding, add_rollouts, add_step, finish, make_run
 
 WANTED = {1: 0.1, 2: 0.2, 3: 0.3}

@@ -2,16 +2,20 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 
 from proximo.cli import main
-from proximo.runs.tracking import named, readings, sidecars
-from proximo.runs.tracking.named import check_names, tracker_class
-from proximo.runs.tracking.sidecars import tracked
+from proximo.insight.doctor.installation import EXTRAS
+from proximo.runs.tracking import processes, readings, trackers
+from proximo.runs.tracking.processes import tracked
+from proximo.runs.tracking.trackers import check_names, tracker_class
+from tests import ROOT
 from tests.runs.tracking.folders import MINE, add_step, finish, make_run
 
 
@@ -24,7 +28,7 @@ def mine(tmp_path: Path, monkeypatch) -> str:
 
 
 def test_a_run_is_sent_while_it_runs_and_to_its_end(tmp_path: Path, mine: str, monkeypatch):
-    monkeypatch.setattr(sidecars, "PATIENCE", 60.0)
+    monkeypatch.setattr(processes, "PATIENCE", 60.0)
     lines: list[str] = []
     with tracked(Path("run"), [mine], lines.append):
         run = make_run(tmp_path / "run", steps=2)
@@ -44,8 +48,8 @@ def test_a_tracker_that_hangs_does_not_hold_up_the_run(tmp_path: Path, mine: str
             super().__init__(*arguments, **options)
             started.append(self)
 
-    monkeypatch.setattr(sidecars.subprocess, "Popen", Noted)
-    monkeypatch.setattr(sidecars, "PATIENCE", 0.0)
+    monkeypatch.setattr(processes.subprocess, "Popen", Noted)
+    monkeypatch.setattr(processes, "PATIENCE", 0.0)
     monkeypatch.setenv("TRACKER_HANGS", "yes")
     lines: list[str] = []
     run = make_run(tmp_path / "run", steps=1)
@@ -68,9 +72,9 @@ def test_a_tracker_that_hangs_does_not_hold_up_the_run(tmp_path: Path, mine: str
 def test_a_process_ends_soon_after_the_run_whatever_it_is_doing():
     code = """
 import threading
-from proximo.runs.tracking import lifetime
-lifetime.DRAIN = 0.01
-over = lifetime.end_of_run()
+from proximo.runs.tracking import processes
+processes.DRAIN = 0.01
+over = processes.end_of_run()
 print("before the end:", over.is_set(), flush=True)
 threading.Event().wait()
 """
@@ -85,13 +89,13 @@ threading.Event().wait()
 
 
 def test_the_processes_need_no_torch():
-    code = "import sys, proximo.runs.tracking.__main__, proximo.runs.tracking.readings; print('torch' in sys.modules)"
+    code = "import sys, proximo.runs.tracking.processes, proximo.runs.tracking.readings; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
 
 
 def test_a_tracker_without_its_package_is_refused_before_the_run(tmp_path: Path, monkeypatch, capsys):
-    monkeypatch.setattr(named, "find_spec", lambda name: None)
+    monkeypatch.setattr(trackers, "find_spec", lambda name: None)
     with pytest.raises(SystemExit):
         main(["train", "--track", "wandb", "--run", str(tmp_path / "run")])
     refusal = 'error: --track: tracker wandb needs wandb: pip install "proximo[wandb]"'
@@ -109,6 +113,14 @@ def test_trackers_that_cannot_be_used_are_refused(mine: str):
     Path("mine.py").write_text("class Mine:\n    def open(self, run, key): ...\n")
     with pytest.raises(ValueError, match="mine.py:Mine lacks metrics, event, completions, flush, close"):
         check_names([mine])
+
+
+def test_a_tracker_has_an_extra_and_doctor_looks_for_it():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    for name, kind in trackers.TRACKERS.items():
+        assert any(re.split("[<>=]", each)[0] == kind.package for each in extras[name])
+        assert (name, (kind.package,)) in [(extra.name, extra.packages) for extra in EXTRAS]
+        assert name in trackers.CHOICES
 
 
 def test_track_says_what_it_sent(tmp_path: Path, mine: str, capsys):

@@ -4,10 +4,9 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from transformers.utils.logging import disable_progress_bar
-
 from proximo.api.evaluating import own_file
-from proximo.cli.flags import changed, refuse, take_model, take_switch
+from proximo.cli.arguments import refuse, refusing, say, take_model, take_switch
+from proximo.cli.flags import changed
 from proximo.cli.models import open_model
 from proximo.data.rows import is_text
 from proximo.models.context_length import Reach, reach_of
@@ -19,7 +18,7 @@ from proximo.samplers.plain import PlainSampler
 from proximo.samplers.sampler import SamplingOptions
 from proximo.serving.conversation import Conversation
 from proximo.serving.text import TextStream
-from proximo.system.safe_text import MAX_SHOWN, visible
+from proximo.system.safe_text import visible
 from proximo.tasks import File
 from proximo.types import Completion, Request
 
@@ -40,7 +39,6 @@ examples:
 
 def run(arguments: list[str]) -> int:
     """Complete each line until the input ends; exit status 1 if a line could not be completed."""
-    disable_progress_bar()
     as_chat, remember = take_switch(arguments, "--chat"), take_switch(arguments, "--remember")
     name = take_model(arguments, "proximo chat")
     options = changed(
@@ -51,10 +49,8 @@ def run(arguments: list[str]) -> int:
         description="Generate a completion for each line of the input.",
         help_more=HELP,
     )
-    try:
+    with refusing():
         task = own_file(name) or File("")
-    except ValueError as error:
-        refuse(str(error))
     as_chat = as_chat or task.chat or bool(task.system)
     if remember and not as_chat:
         refuse("--remember needs --chat: only a chat template says where messages begin and end")
@@ -72,7 +68,7 @@ def run(arguments: list[str]) -> int:
         try:
             session.complete(number, line)
         except ValueError as error:
-            print(f"error: {visible(str(error), MAX_SHOWN)}", file=sys.stderr)
+            say(f"error: {error}")
             status = 1
     return status
 

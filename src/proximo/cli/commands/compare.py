@@ -15,6 +15,7 @@ from proximo.algorithms import explain
 from proximo.algorithms.explain import Card
 from proximo.api.comparing import SEEDS, checked_plan, compared, compared_forks, default_jobs, machines_for
 from proximo.api.folders import folder_for
+from proximo.cli.arguments import asks_for_help, refuse, refusing, say, take, take_switch
 from proximo.cli.configs import (
     named_algorithm,
     naming_flags,
@@ -23,7 +24,8 @@ from proximo.cli.configs import (
     with_named,
     with_values,
 )
-from proximo.cli.flags import asks_for_help, changed, refuse, said_later, say, take, take_switch
+from proximo.cli.flags import changed
+from proximo.cli.pieces import said_later
 from proximo.cli.run_folders import ACCEPT_LOST
 from proximo.insight.compare import (
     JSON,
@@ -104,10 +106,8 @@ def _forks(arguments: list[str], folder: str | None, command: str, as_json: bool
         if not Path(each).is_dir():
             refuse(f"{each} is no folder, as {arguments[0]} is: give a run and its forks alone, or configs")
     path = folder_for(folder or None, "compare")
-    try:
+    with refusing():
         result = compared_forks([without_links(each) for each in arguments], path, command)
-    except ValueError as error:
-        refuse(str(error))
     _print_result(path, result, as_json, Path(arguments[0]).parent)
     return 0
 
@@ -131,13 +131,11 @@ def _plan(arguments: list[str]) -> ComparisonPlan:
             refuse(f"{flag}: a comparison's runs end with its budget, give --updates N or --tokens N")
     comparison, configs = _chosen(arguments, names, ablate)
     configs = [(name, _changed(config, arguments)) for name, config in configs]
-    try:
+    with refusing():
         budget = Budget("tokens", tokens) if tokens is not None else None
         budget = Budget("updates", updates) if updates is not None else budget
         usual = SEEDS if comparison is None else comparison.seeds
         return checked_plan(configs, usual if seeds is None else seeds, budget)
-    except ValueError as error:
-        refuse(str(error))
 
 
 def _chosen(
@@ -243,9 +241,8 @@ def _train(
 ) -> tuple[Result, list[Failure]]:
     view = _View(Place(path))
     try:
-        return compared(plan, path, jobs, command, view, accept_lost=accept_lost)
-    except ValueError as error:
-        refuse(str(error))
+        with refusing():
+            return compared(plan, path, jobs, command, view, accept_lost=accept_lost)
     except (Stopped, KeyboardInterrupt):
         view.stop()
         say(f"stopped; the same command with --run {path} resumes it")

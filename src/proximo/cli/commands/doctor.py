@@ -8,8 +8,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from proximo.cli.flags import refuse, take_switch
-from proximo.cli.output.console import on_stdout
+from proximo.cli.arguments import refuse, refusing, take_switch
+from proximo.cli.models import on_stdout
 from proximo.insight.doctor.checkup import Checkup, check_up
 from proximo.insight.doctor.installation import Part, installation, is_fine
 from proximo.insight.folder import RunFolder
@@ -41,9 +41,6 @@ MAX_MESSAGE = 300
 
 
 def run(arguments: list[str]) -> int:
-    if set(arguments) & {"-h", "--help"}:
-        print(USAGE, end="")
-        return 0
     as_json = take_switch(arguments, "--json")
     if not arguments:
         return _installation(as_json)
@@ -57,10 +54,8 @@ def run(arguments: list[str]) -> int:
 
 
 def _run(folder: Path, as_json: bool) -> int:
-    try:
+    with refusing(OSError):
         checkup = check_up(RunFolder(folder))
-    except (ValueError, OSError) as error:
-        refuse(str(error))
     if as_json:
         print(json.dumps(checkup.to_dict() | {"run": str(folder)}))
     else:

@@ -4,15 +4,14 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-from transformers.utils.logging import disable_progress_bar
-
 from proximo.api.evaluating import EvalConfig, evaluated, on_all, on_data, own_evaluation, shipped_evaluation, task_name
 from proximo.api.evaluation.files import check_file, write_rows
 from proximo.api.evaluation.models import Candidate, candidates
 from proximo.api.evaluation.results import ModelResult
 from proximo.api.evaluation.table import pass_line, table
+from proximo.cli.arguments import asks_for_help, refusing, say, take, take_models, take_several, take_switch
 from proximo.cli.data import is_rewarded, take_environment, take_task
-from proximo.cli.flags import asks_for_help, changed, refuse, say, take, take_models, take_several, take_switch
+from proximo.cli.flags import changed
 from proximo.rl.progress import measure, share
 
 HELP = """arguments of the command itself:
@@ -32,18 +31,15 @@ examples:
 
 
 def run(arguments: list[str]) -> int:
-    disable_progress_bar()
     as_json = take_switch(arguments, "--json")
     checkpoints, out = take(arguments, "--checkpoints"), take(arguments, "--out")
     names = take_models(arguments, "proximo eval")
-    try:
+    with refusing():
         models = candidates(names, checkpoints)
         config = _config(names, arguments)
         if out is not None:
             check_file(Path(out))
         results = _evaluated(models, config, out)
-    except ValueError as error:
-        refuse(str(error))
     _print(results, as_json)
     return 0
 

@@ -8,9 +8,9 @@ from rich.text import Text
 
 from proximo.algorithms import Algorithm, explain
 from proximo.algorithms.explain import Card
-from proximo.cli.flags import asks_for_help, changed, refuse
-from proximo.cli.output.console import on_stdout
-from proximo.cli.parsing import nearest
+from proximo.cli.arguments import asks_for_help, nearest, refuse
+from proximo.cli.flags import changed
+from proximo.cli.models import on_stdout
 
 DESCRIPTION = (
     "Explain an algorithm choice by choice: its objective, its stages, the source of each choice, and what TRL and "

@@ -3,7 +3,7 @@
 import json
 from dataclasses import asdict
 
-from proximo.cli.flags import asks_for_help, refuse, take, take_switch
+from proximo.cli.arguments import refuse, refusing, take, take_switch
 
 USAGE = """usage: proximo export RUN|MODEL [--to FORM] [--out PLACE] [--dtype float32|bfloat16] [--public] [--json]
 
@@ -28,9 +28,6 @@ examples:
 
 
 def run(arguments: list[str]) -> int:
-    if asks_for_help(arguments):
-        print(USAGE, end="")
-        return 0
     as_json, public = take_switch(arguments, "--json"), take_switch(arguments, "--public")
     form, out, dtype = take(arguments, "--to") or "folder", take(arguments, "--out"), take(arguments, "--dtype")
     if dtype not in ("float32", "bfloat16", None):
@@ -41,10 +38,8 @@ def run(arguments: list[str]) -> int:
     # Imported late, because it takes seconds, and help does not need it.
     from proximo.api.export.export import export
 
-    try:
+    with refusing(OSError):
         exported = export(arguments[0], form, out, dtype=dtype, public=public)
-    except (OSError, ValueError) as error:
-        refuse(str(error))
     if as_json:
         print(json.dumps(asdict(exported)))
         return 0

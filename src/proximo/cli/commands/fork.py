@@ -2,25 +2,24 @@
 
 from pathlib import Path
 
-from transformers.utils.logging import disable_progress_bar
-
 from proximo.api.forking import folder_of, refuse_no_steps
+from proximo.cli.arguments import asks_for_help, refuse, refusing, say, take, take_number, take_switch
 from proximo.cli.commands.train import follow_run, train_in
 from proximo.cli.configs import naming_flags, run_config
-from proximo.cli.flags import asks_for_help, refuse, say, take, take_number, take_switch
 from proximo.cli.run_folders import launched, take_ranks, take_trackers, with_ranks
 from proximo.config import toml
 from proximo.runs.checkpoints import step_of
 from proximo.runs.forking import changes, checkpoint_at, fork, refuse_other_weights
+from proximo.runs.tracking.trackers import CHOICES
 from proximo.system.opening import without_links
 
-USAGE = "RUN [--at STEP] [--run DIR] [--algorithm NAME] [--field VALUE ...]"
-HELP = """flags of the command itself:
+FORM = "RUN [--at STEP] [--run DIR] [--algorithm NAME] [--field VALUE ...]"
+HELP = f"""flags of the command itself:
   --at STEP          checkpoint to begin from, by the number of steps done; without it the newest
   --run DIR          folder of the fork (default: RUN-at-STEP, with the algorithm's name where it changes)
   --fresh-optimizer  begin without the optimizer's moments
   --ranks N          train on N processes that hold the model in shards
-  --track NAME ...   send the fork while it runs to wandb, trackio, tensorboard, mlflow or FILE.py:NAME
+  --track NAME ...   send the fork while it runs to {CHOICES}
   --json             print the result as JSON on stdout, progress on stderr
 A fork begins with the run's weights, optimizer, data cursor and random numbers, so that its next prompts and draws are
 those of the run; a value model that the run does not have begins anew. With nothing changed it writes the same bytes.
@@ -36,7 +35,6 @@ examples:
 
 
 def run(arguments: list[str]) -> int:
-    disable_progress_bar()  # transformers' own bars would run through ours
     given = list(arguments)
     as_json, fresh = take_switch(arguments, "--json"), take_switch(arguments, "--fresh-optimizer")
     folder, trackers, ranks = take(arguments, "--run"), take_trackers(arguments), take_ranks(arguments)
@@ -45,26 +43,22 @@ def run(arguments: list[str]) -> int:
     config, _ = run_config(
         arguments,
         prog="proximo fork",
-        usage=USAGE,
+        usage=FORM,
         description="Continue a run from one of its checkpoints in a folder of its own, with fields changed.",
         help_more=f"{HELP}{naming_flags('fork')}\n{EXAMPLES}",
     )
     config = config if ranks is None else with_ranks(config, ranks)
     step, text = step_of(point), toml.dumps(config)
-    try:
+    with refusing():
         refuse_no_steps(config, step)
         refuse_other_weights(parent, text)
-    except ValueError as error:
-        refuse(str(error))
     path = without_links(folder) if folder else folder_of(parent, step, config.algorithm, text)
     if config.ranks is not None:
         status = launched(config.ranks, ["fork", *given], path, lambda: follow_run(config), named=folder is not None)
         if status is not None:
             return status
-    try:
+    with refusing(OSError):
         other = fork(parent, path, point, fresh_optimizer=fresh)
-    except (OSError, ValueError) as error:
-        refuse(str(error))
     if other is not None:
         say(f"warning: {other}")
     return train_in(path, config, changes(path, text), trackers=trackers, as_json=as_json)
@@ -75,11 +69,9 @@ def _begun(arguments: list[str], at: int | None) -> tuple[Path, Path]:
     if asks_for_help(arguments):
         return Path(), Path()
     if not arguments or arguments[0].startswith("-"):
-        refuse(f"fork needs the folder of a run: proximo fork {USAGE}")
-    try:
+        refuse(f"fork needs the folder of a run: proximo fork {FORM}")
+    with refusing():
         parent = without_links(arguments.pop(0))
         point = checkpoint_at(parent, at)
-    except ValueError as error:
-        refuse(str(error))
     arguments.insert(0, str(parent / "config.toml"))
     return parent, point

@@ -5,16 +5,12 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from transformers.utils.logging import disable_progress_bar
-
+from proximo.cli.arguments import asks_for_help, refuse, take, take_switch, write_out
 from proximo.cli.configs import naming_flags, run_config
-from proximo.cli.flags import asks_for_help, refuse, take, take_switch
-from proximo.cli.helping.choices import alternatives
+from proximo.cli.pieces import alternatives
 from proximo.config import toml
 from proximo.recipes.defaults import Default
 from proximo.rl.config import RunConfig
-from proximo.system.folders import write_file
-from proximo.system.opening import without_links
 
 FLAGS = """flags of the command itself:
   --out FILE            file to write (default: run.toml); one that exists is not overwritten
@@ -29,7 +25,6 @@ EXAMPLES = """examples:
 
 def run(arguments: list[str]) -> int:
     """Exit status: 0 written, 2 refused."""
-    disable_progress_bar()
     out, skip_bad = Path(take(arguments, "--out") or "run.toml"), take_switch(arguments, "--skip-bad")
     if not asks_for_help(arguments) and (out.exists() or out.suffix != ".toml"):
         refuse(f"--out {out}: {'it exists' if out.exists() else 'no .toml file'}; give another name")
@@ -41,10 +36,7 @@ def run(arguments: list[str]) -> int:
         help_more=f"{FLAGS}{naming_flags('init')}\n{EXAMPLES}",
         skip_bad=skip_bad,
     )
-    try:
-        write_file(without_links(out), commented(config, defaults, out).encode())
-    except OSError as error:
-        refuse(f"--out {out}: {error.strerror}; give another name")
+    write_out(out, commented(config, defaults, out))
     print(f"written to {out}\ncheck it     proximo train {out} --dry-run\nstart it     proximo train {out}")
     return 0
 

@@ -4,11 +4,9 @@ import json
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from transformers.utils.logging import disable_progress_bar
-
 from proximo.api.folders import folder_for, suit_attempt
+from proximo.cli.arguments import refuse, refusing, say, take, take_number, take_switch
 from proximo.cli.configs import naming_flags, run_config
-from proximo.cli.flags import refuse, say, take, take_number, take_switch
 from proximo.cli.run_folders import ACCEPT_LOST, report_failure, taken
 from proximo.config import toml
 from proximo.recipes.pipeline.rounds import FIT, Round, RoundsConfig, iterate, table
@@ -16,7 +14,7 @@ from proximo.rl.config import RunConfig
 from proximo.system.lines import plain
 from proximo.system.opening import read_json
 
-USAGE = "[PRESET | run.toml] --reward-model DIR --pairs FILE [--rounds N] [--run DIR] [--field VALUE ...]"
+FORM = "[PRESET | run.toml] --reward-model DIR --pairs FILE [--rounds N] [--run DIR] [--field VALUE ...]"
 HELP = """flags of the command itself:
   --pairs FILE           rankings that the reward model was trained on; later ones are mixed with them
   --rounds N             number of rounds (default 2); 1 is a plain run
@@ -40,7 +38,6 @@ examples:
 
 def run(arguments: list[str]) -> int:
     """Exit status: 0 done, 1 failed during training, 2 refused before training."""
-    disable_progress_bar()
     as_json, accept_lost = take_switch(arguments, "--json"), take_switch(arguments, ACCEPT_LOST)
     folder, pairs = take(arguments, "--run"), take(arguments, "--pairs")
     own = {
@@ -53,7 +50,7 @@ def run(arguments: list[str]) -> int:
     policy, _ = run_config(
         arguments,
         prog="proximo iterate",
-        usage=USAGE,
+        usage=FORM,
         description="Train a policy and its reward model in turn: iterative GRPO.",
         help_more=f"{HELP}{naming_flags('iterate')}\n{EXAMPLES}",
     )
@@ -85,7 +82,5 @@ def _rounds(policy: RunConfig, pairs: str | None, own: dict[str, object], fit: d
     if (by := own["by"]) not in (None, "outcome", "reward"):
         refuse(f"--by {by}: give outcome or reward")
     chosen = {name: value for name, value in own.items() if value is not None}
-    try:
+    with refusing():
         return RoundsConfig(policy, pairs, fit=replace(FIT, **given), **chosen)  # pyright: ignore[reportArgumentType]
-    except ValueError as error:
-        refuse(str(error))

@@ -2,11 +2,9 @@
 
 from typing import Any
 
+from proximo.cli.arguments import refuse, refusing, take, take_number, write_out
 from proximo.cli.configs import base_config
-from proximo.cli.flags import asks_for_help, refuse, take, take_number
 from proximo.cli.run_folders import with_ranks
-from proximo.system.folders import write_file
-from proximo.system.opening import without_links
 
 USAGE = """usage: proximo job slurm run.toml --run DIR [--nodes N] [--gpus N] [--hours X] [--out FILE]
                          [--cores N] [--partition NAME] [--account NAME]
@@ -47,9 +45,6 @@ NEEDED = ("image", "claim")
 
 def run(arguments: list[str]) -> int:
     """Exit status: 0 written, 2 refused."""
-    if asks_for_help(arguments):
-        print(USAGE, end="")
-        return 0
     from proximo.distributed.jobs import Job, kuberay, kubernetes, slurm
 
     kind = arguments.pop(0) if arguments else None
@@ -71,7 +66,7 @@ def run(arguments: list[str]) -> int:
         refuse(f"{' and '.join(missing)} missing: proximo job --help says what they are")
     if len(arguments) != 1 or not arguments[0].endswith(".toml"):
         refuse(f"job takes one .toml file, not {' '.join(arguments) or 'none'}: proximo init writes one")
-    try:
+    with refusing():
         job = Job(arguments[0], folder, **{name: given for name, given in numbers.items() if given is not None})
         config = with_ranks(base_config([job.config]), job.nodes * job.gpus)  # refuses what cannot run so
         if kind != "kuberay" and config.ranks is not None and config.ranks.cluster == "ray":
@@ -79,15 +74,10 @@ def run(arguments: list[str]) -> int:
                 f'ranks.cluster is "ray", and a job of {kind} starts its processes itself: use kuberay, or leave it out'
             )
         text = {"slurm": slurm, "kubernetes": kubernetes, "kuberay": kuberay}[kind](job, **chosen)
-    except ValueError as error:
-        refuse(str(error))
     if out is None:
         print(text, end="")
         return 0
-    try:
-        write_file(without_links(out), text.encode())
-    except OSError as error:
-        refuse(f"--out {out}: {error.strerror}; give another name")
+    write_out(out, text)
     start = f"sbatch {out}" if kind == "slurm" else f"kubectl apply -f {out}"
     print(f"written to {out}\nstart it     {start}")
     return 0

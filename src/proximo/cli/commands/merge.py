@@ -4,7 +4,7 @@ import json
 from dataclasses import asdict
 
 from proximo.api.export.merging import Merged, merge
-from proximo.cli.flags import asks_for_help, refuse, take, take_switch
+from proximo.cli.arguments import refuse, refusing, take, take_switch
 
 USAGE = """usage: proximo merge ADAPTER OUT [--dtype float32|bfloat16] [--json]
 
@@ -23,19 +23,14 @@ examples:
 
 
 def run(arguments: list[str]) -> int:
-    if asks_for_help(arguments):
-        print(USAGE, end="")
-        return 0
     as_json, dtype = take_switch(arguments, "--json"), take(arguments, "--dtype") or "float32"
     if dtype not in ("float32", "bfloat16"):
         refuse(f"--dtype {dtype}: give float32 or bfloat16")
     if len(arguments) != 2 or any(each.startswith("-") for each in arguments):
         given = f", not {' '.join(arguments)}" if arguments else ""
         refuse(f"merge takes an adapter and a new folder{given}: proximo merge ADAPTER OUT")
-    try:
+    with refusing(OSError):
         merged = merge(*arguments, dtype=dtype)
-    except (OSError, ValueError) as error:
-        refuse(str(error))
     print(json.dumps(asdict(merged) | {"folder": str(merged.folder)}) if as_json else _result(merged))
     return 0
 

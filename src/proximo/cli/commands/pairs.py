@@ -3,7 +3,8 @@
 import json
 from dataclasses import asdict
 
-from proximo.cli.flags import changed, refuse, take, take_switch
+from proximo.cli.arguments import refuse, refusing, take, take_switch
+from proximo.cli.flags import changed
 from proximo.supervised.pairs import Counts, PairsConfig, write_pairs
 
 HELP = """flags of the command itself:
@@ -24,10 +25,8 @@ def run(arguments: list[str]) -> int:
         description="Rank a run's completions: one ranking for each prompt whose completions differ in their outcome.",
         help_more=HELP,
     )
-    try:
+    with refusing():
         counts = write_pairs(config)
-    except ValueError as error:
-        refuse(str(error))
     print(json.dumps({"out": config.out, **asdict(counts)}) if as_json else _result(config, counts))
     return 0
 
@@ -41,10 +40,8 @@ def _named(arguments: list[str]) -> PairsConfig:
         refuse("pairs needs the folder of a run: proximo pairs RUN --out PAIRS.jsonl")
     if out is None:
         refuse("pairs needs --out PAIRS.jsonl, the file to write")
-    try:
+    with refusing():
         return PairsConfig(arguments.pop(0), out)
-    except ValueError as error:
-        refuse(str(error))
 
 
 def _result(config: PairsConfig, counts: Counts) -> str:

@@ -3,7 +3,8 @@
 import json
 
 from proximo.api.folders import folder_for, suit_attempt
-from proximo.cli.flags import changed, refuse, say, take_switch
+from proximo.cli.arguments import refuse, refusing, say, take_switch
+from proximo.cli.flags import changed
 from proximo.cli.run_folders import ACCEPT_LOST, report_failure, taken
 from proximo.config import toml
 from proximo.models import pick_device
@@ -36,10 +37,8 @@ def run(
         help_more=HELP.format(name=name),
     )
     if dry_run:
-        try:
+        with refusing():
             pick_device(config.device)
-        except ValueError as error:
-            refuse(str(error))
         if as_json:
             print(json.dumps({"config": toml.plain(config), "stages": list(config.stages)}))
         else:
@@ -72,7 +71,5 @@ def _from_file(arguments: list[str], default: PipelineConfig) -> PipelineConfig:
     name = arguments.pop(0)
     if not name.endswith(".toml"):
         refuse(f"{name}: give the config.toml of a pipeline, or nothing")
-    try:
+    with refusing():
         return toml.load(name, PipelineConfig)
-    except ValueError as error:
-        refuse(str(error))

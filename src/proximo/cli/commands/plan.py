@@ -2,21 +2,22 @@
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import get_args
 
 from rich.table import Table
-from transformers.utils.logging import disable_progress_bar
 
 from proximo.api.planning import PROMPT_TOKENS, plan
-from proximo.cli.commands.cluster_flags import CLUSTER_FLAGS, take_cluster
+from proximo.cli import laboratory
+from proximo.cli.arguments import flag_names, read_number, refuse, refusing, take, take_number, take_switch
 from proximo.cli.configs import base_config, naming_flags
-from proximo.cli.flags import changed, refuse, take, take_number, take_switch
-from proximo.cli.laboratory import laboratory
-from proximo.cli.naming import flag_names
-from proximo.cli.output.console import on_stdout
+from proximo.cli.flags import changed
+from proximo.cli.models import on_stdout
+from proximo.insight.folder import RunFolder
 from proximo.models.adapters.lora import Lora
-from proximo.planning.cards import CARDS, GIB, Card, chosen_card
-from proximo.planning.plan import Plan, Way
+from proximo.planning.cards import CARDS, GIB, Card, card, chosen_card
+from proximo.planning.plan import Plan, Switch, Way
 from proximo.planning.shapes import SHAPES
 from proximo.recipes.defaults import learning_rate
 from proximo.recipes.presets import ARITHMETIC
@@ -55,7 +56,6 @@ examples:
 
 def run(arguments: list[str]) -> int:
     """Exit status: 0 if full fine-tuning or LoRA fits, 1 if neither does."""
-    disable_progress_bar()
     as_json = take_switch(arguments, "--json")
     name, numbers = take(arguments, "--gpu"), [take_number(arguments, f"--gpu.{each}", float) for each in Card.NUMBERS]
     asked = take_cluster(arguments)
@@ -71,14 +71,12 @@ def run(arguments: list[str]) -> int:
         usage="[PRESET | run.toml] [--gpu NAME] [--gpus N]",
     )
     prompt = PROMPT_TOKENS if prompt is None else prompt
-    try:
+    with refusing():
         chosen = chosen_card(name, *numbers)
         if asked is not None:
             run_cluster = laboratory("plan-gpus", "--gpus")
             return run_cluster(config, asked, chosen, prompt_tokens=prompt, mean_tokens=mean, as_json=as_json)
         found = plan(config, chosen, prompt_tokens=prompt, mean_tokens=mean)
-    except ValueError as error:
-        refuse(str(error))
     if as_json:
         print(json.dumps(found.to_dict()))
     else:
@@ -173,3 +171,80 @@ def _second_rows(way: Way) -> list[tuple[str, str]]:
 
 def _gib(size: int) -> str:
     return f"{size / GIB:,.1f}"
+
+
+# Many GPUs
+
+CLUSTER_FLAGS = """flags for many GPUs:
+  --gpus N              plan N GPUs: the best split between learner ranks and engines for each staleness
+  --staleness K,K,…     bounds that are simulated, up to 64 (default 0,1,2,4)
+  --switch WHEN         when weights change: in_flight (the default), between (steps), or aggregate: in flight
+                        without a hard bound, as other systems do
+  --sigma X             tail of log-normal lengths with the mean --mean-tokens: the standard deviation of their
+                        logarithm (default 1)
+  --from-run RUN        take lengths from the rollouts of a run folder in their place
+  --timed-on CARD       with --from-run: scale seconds by what that run took on this card
+  --gpus-per-node N     default 8
+  --network BYTES/S     between nodes, for each GPU (default 50e9)
+  --engine-gpus N       GPUs of an engine (default: the fewest that hold the model)
+  --report FILE.html    write a page with pictures
+"""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the flags for many GPUs say."""
+
+    gpus: int
+    staleness: tuple[int, ...]
+    switch: Switch
+    sigma: float | None
+    run: RunFolder | None
+    timed_on: Card | None
+    per_node: int
+    network: float
+    engine_gpus: int | None
+    report: Path | None
+
+
+def take_cluster(arguments: list[str]) -> Asked | None:
+    """The flags for many GPUs, taken from the arguments; None without `--gpus`."""
+    names = (
+        "staleness",
+        "switch",
+        "sigma",
+        "from-run",
+        "timed-on",
+        "gpus-per-node",
+        "network",
+        "engine-gpus",
+        "report",
+    )
+    gpus = take(arguments, "--gpus")
+    given = {name: take(arguments, f"--{name}") for name in names}
+    if gpus is None:
+        if alone := [f"--{name}" for name, value in given.items() if value is not None]:
+            refuse(f"{alone[0]} is for a plan of many GPUs: give --gpus too")
+        return None
+    switch, run, timed = given["switch"] or "in_flight", given["from-run"], given["timed-on"]
+    if switch not in get_args(Switch):
+        refuse(f"--switch {switch}: give one of {', '.join(get_args(Switch))}")
+    if timed is not None and run is None:
+        refuse("--timed-on says where a run was timed: give --from-run too")
+    with refusing():
+        return Asked(
+            gpus=read_number("--gpus", gpus, int),
+            staleness=tuple(
+                sorted({read_number("--staleness", each, int) for each in (given["staleness"] or "0,1,2,4").split(",")})
+            ),
+            switch=next(each for each in get_args(Switch) if each == switch),
+            sigma=None if given["sigma"] is None else read_number("--sigma", given["sigma"], float),
+            run=None if run is None else RunFolder(Path(run)),
+            timed_on=None if timed is None else card(timed),
+            per_node=read_number("--gpus-per-node", given["gpus-per-node"] or "8", int),
+            network=read_number("--network", given["network"] or "50e9", float),
+            engine_gpus=None
+            if given["engine-gpus"] is None
+            else read_number("--engine-gpus", given["engine-gpus"], int),
+            report=None if given["report"] is None else Path(given["report"]),
+        )

@@ -5,12 +5,10 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from transformers.utils.logging import disable_progress_bar
-
 from proximo.api.threads import open_model
+from proximo.cli.arguments import asks_for_help, flag_names, refuse, refusing, say, take
 from proximo.cli.data import take_task
-from proximo.cli.flags import asks_for_help, changed, refuse, say, take
-from proximo.cli.naming import flag_names
+from proximo.cli.flags import changed
 from proximo.config import toml
 from proximo.environments.kinds import SingleTurn
 from proximo.models import load_tokenizer
@@ -61,7 +59,6 @@ class RateConfig:
 
 
 def run(arguments: list[str]) -> int:
-    disable_progress_bar()
     out = take(arguments, "--out")
     has_data = bool(arguments) and not arguments[0].startswith("-")
     if has_data:
@@ -82,10 +79,8 @@ def run(arguments: list[str]) -> int:
     )
     if out is None:
         refuse("rate needs --out FILE, for the rows with their pass rates")
-    try:
+    with refusing():
         _print(rated(config, Path(out)), out)
-    except ValueError as error:
-        refuse(str(error))
     return 0
 
 

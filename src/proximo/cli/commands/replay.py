@@ -1,27 +1,32 @@
 """`proximo replay`: what other algorithms would have done with a stored step, token by token."""
 
 import json
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 import torch
-from transformers.utils.logging import disable_progress_bar
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from proximo.algorithms import Algorithm
+from proximo.cli.arguments import refuse, refusing, say, take, take_several, take_switch
 from proximo.cli.configs import algorithm_file
-from proximo.cli.flags import refuse, say, take, take_several, take_switch
-from proximo.cli.models import open_model
-from proximo.cli.output.console import on_stdout
-from proximo.cli.output.replay_output import Replayed, flipped, print_tables
+from proximo.cli.models import on_stdout, open_model
 from proximo.insight.folder import RunFolder
+from proximo.insight.lens.explanations import why
 from proximo.insight.lens.gradients import ParameterGradients, check_tokens, half_gradients, parameter_gradients
-from proximo.insight.lens.replay import FIVE, Comparison, chosen, compared, remarks, token_table
+from proximo.insight.lens.replay import FIVE, Comparison, chosen, compared, max_flipped, remarks, token_table
 from proximo.insight.lens.steps import Step
+from proximo.insight.lens.turns import episodes_in_words, place_in_words
 from proximo.models.shipped import resolve
 from proximo.system.folders import whole_file
 from proximo.system.opening import make_folder, replacing, without_links
+from proximo.system.safe_text import quoted, visible
 
 USAGE = """usage: proximo replay RUN --step N [--as NAME ...] [--pass N] [--model DIR [--halves]] [--out FILE] [--json]
 
@@ -48,16 +53,49 @@ examples:
 """
 
 
+SHOWN = 3
+"""Flipped tokens that are printed."""
+UPDATE = ("", "policy loss", "held back", "blocked", "flips", "cosine")
+UPDATE_LEGEND = """held back: mean share that the gates take from tokens with an advantage
+blocked: share of those tokens that get no gradient at all
+flips: tokens with a gradient under the run's algorithm only, or under this one only
+cosine: with the run's own gradient with respect to the log-probs
+"""
+GRADIENT = ("", "A>0", "A<0", "short", "middle", "long", "norm", "KL")
+GRADIENT_LEGEND = """shares of the policy loss's Σ|dL/dlogprob|, by sign and by thirds of length
+norm: relative to the run's own; KL: its share of the total gradient on the log-probs
+"""
+"""Both tables fit into 80 columns."""
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """A step under several algorithms, the run's own first."""
+
+    run: RunFolder
+    step: Step
+    number: int
+    """Index of the pass over the data."""
+    views: Sequence[Comparison]
+    model: str | None
+    """Model folder; for a run, its newest checkpoint."""
+    gradients: ParameterGradients | None
+
+    @property
+    def logged(self) -> float | None:
+        """The policy loss that the run logged."""
+        return dict(self.run.curve("policy_loss")).get(self.step.number)
+
+
 def run(arguments: list[str]) -> int:
     """Replay a step and print the comparison; exit status 0."""
-    if not arguments or set(arguments) & {"-h", "--help"}:
+    if not arguments:
         print(USAGE, end="")
         return 0
-    disable_progress_bar()
     as_json, out = take_switch(arguments, "--json"), take(arguments, "--out")
     if out is not None and Path(out).exists():
         refuse(f"--out {out}: the file exists; choose another name or remove it")
-    try:
+    with refusing(OSError):
         replayed = _asked(arguments)
         if out is not None:
             _write(replayed, Path(out))
@@ -65,10 +103,6 @@ def run(arguments: list[str]) -> int:
             print(json.dumps(_data(replayed)))
         else:
             print_tables(replayed, on_stdout(140))
-    except BrokenPipeError:  # whoever reads has gone
-        raise
-    except (ValueError, OSError) as error:
-        refuse(str(error))
     if out is not None:
         say(f"written to {out}")
     return 0
@@ -152,3 +186,134 @@ def _data(replayed: Replayed) -> dict[str, Any]:
         "flipped": flipped(replayed),
         "model": None if gradients is None else {"model": replayed.model} | gradients.to_dict(),
     }
+
+
+# What is printed
+
+
+def flipped(replayed: Replayed) -> list[dict[str, Any]]:
+    """Print one flipped token per algorithm, with the reasons under both."""
+    own, step = replayed.views[0], replayed.step
+    found = []
+    for view in replayed.views[1:]:
+        for row, token in max_flipped(view, own, 1):
+            said = {each.name: why(step, each.seen, row, token) for each in (own, view)}
+            place = {"row": row, "token": token, "turn": place_in_words(step.turns[row], token) or None}
+            found.append({"algorithm": view.name, **place, "piece": step.pieces[row][token], "why": said})
+    return found
+
+
+def print_tables(replayed: Replayed, console: Console) -> None:
+    step, own = replayed.step, replayed.views[0]
+    rows, tokens = int(own.rows.sum()), int(step.batch.sampled_lengths[own.rows].sum())
+    which = f", pass {replayed.number} (0 to {step.passes - 1})" if step.passes > 1 else ""
+    console.print(
+        Text(f"step {step.number} of {visible(str(replayed.run.path))}{which}", style="bold"),
+        Text(f"{rows} completions, {tokens} tokens in the updates{episodes_in_words(step.turns)}"),
+        sep="\n",
+    )
+    for line in remarks(step):
+        console.print(Text(visible(line), style="yellow"), soft_wrap=True)
+    if not rows:
+        return
+    if own.policy_loss is not None and replayed.logged is not None:
+        away = abs(own.policy_loss - replayed.logged)
+        console.print(Text(f"logged policy loss {_number(replayed.logged)}; replayed, it differs by {away:.1g}"))
+    console.print("", _update_table(replayed.views), Text(UPDATE_LEGEND, style="dim"), sep="\n")
+    console.print(_gradient_table(replayed.views), Text(GRADIENT_LEGEND, style="dim"), sep="\n")
+    _print_cosines(console, "cosines between the gradients with respect to the log-probs", _cosines(replayed.views))
+    _print_gradients(console, replayed)
+    _print_notes(console, replayed.views)
+    _print_flipped(console, replayed)
+
+
+def _update_table(views: Sequence[Comparison]) -> Table:
+    table = _grid(UPDATE)
+    for view in views:
+        flips = "" if view.is_own else f"{view.closed + view.opened} ({_share(view.flips)})"
+        shares = (_share(view.held_back), _share(view.blocked))
+        table.add_row(_label(view), _number(view.policy_loss), *shares, flips, _number(view.cosine))
+    return table
+
+
+def _gradient_table(views: Sequence[Comparison]) -> Table:
+    table = _grid(GRADIENT)
+    for view in views:
+        norm = _number(view.norm / views[0].norm if views[0].norm else math.nan)
+        kl = "" if view.seen.algorithm.kl is None else _share(view.kl)
+        table.add_row(_label(view), *map(_share, (view.positive, view.negative, *view.thirds)), norm, kl)
+    return table
+
+
+def _grid(head: Sequence[str]) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    for place, column in enumerate(head):
+        table.add_column(column, justify="right" if place else "left", no_wrap=True)
+    return table
+
+
+def _label(view: Comparison) -> Text:
+    return Text(f"{view.name} (the run)", "bold") if view.is_own else Text(view.name)
+
+
+def _cosines(views: Sequence[Comparison]) -> Mapping[str, Mapping[str, float]]:
+    return {view.name: view.cosines for view in views}
+
+
+def _print_cosines(console: Console, title: str, cosines: Mapping[str, Mapping[str, float]]) -> None:
+    if len(cosines) < 2:
+        return
+    table = _grid(("", *cosines))
+    for name, row in cosines.items():
+        table.add_row(name, *(_number(value) for value in row.values()))
+    console.print(Text(title, style="bold"), table, "", sep="\n")
+
+
+def _print_gradients(console: Console, replayed: Replayed) -> None:
+    found = replayed.gradients
+    if found is None:
+        return
+    said = "the policy that the step began with" if found.is_policy else "not the policy that the step began with"
+    line = f"its log-probs are {found.first_gap:.2g} away from those that the step's first update saw, in the mean, "
+    line += f"and {found.gap:.2g} over the pass: {said}"
+    console.print(Text(f"{visible(str(replayed.model))}: {line}"), soft_wrap=True)
+    norms = ", ".join(f"{name} {_number(value)}" for name, value in found.norms.items())
+    console.print(Text(f"norms: {norms}"), soft_wrap=True)
+    if found.halves:
+        halves = ", ".join(f"{name} {_number(value)}" for name, value in found.halves.items())
+        console.print(Text(f"cosines between two halves of the groups: {halves}"), soft_wrap=True)
+    _print_cosines(console, "cosines between the gradients with respect to its parameters", found.cosines)
+
+
+def _print_notes(console: Console, views: Sequence[Comparison]) -> None:
+    """Notes, each with the algorithms it applies to."""
+    about: dict[str, list[str]] = {}
+    for view in views:
+        for note in view.seen.notes:
+            about.setdefault(note, []).append(view.name)
+    for note, names in about.items():
+        console.print(Text(f"{', '.join(names)}: {visible(note)}", style="dim"), soft_wrap=True)
+
+
+def _print_flipped(console: Console, replayed: Replayed) -> None:
+    for each in flipped(replayed)[:SHOWN]:
+        row, token = each["row"], each["token"]
+        turn = f"{each['turn']}, " if each["turn"] else ""
+        piece, around = quoted(each["piece"], 40), _around(replayed.step, row, token)
+        place = f"token {token} of completion {row}, {turn}{piece} in {around}"
+        console.print(Text(f"\n{place}", style="bold"), soft_wrap=True)
+        for name, words in each["why"].items():
+            console.print(Text(f"  {name}: {visible(words)}"), soft_wrap=True)
+
+
+def _around(step: Step, row: int, token: int) -> str:
+    pieces = step.pieces[row]
+    return quoted(step.prompt[row][-30:] + "".join(pieces[max(token - 20, 0) : token + 5]), 80)
+
+
+def _share(value: float) -> str:
+    return "–" if math.isnan(value) else f"{value:.1%}"
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None or math.isnan(value) else f"{value:.4g}"

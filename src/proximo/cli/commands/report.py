@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from proximo.cli.flags import refuse, take, take_switch
+from proximo.cli.arguments import refuse, refusing, take, take_switch
 from proximo.config.trust.permission import is_everything_permitted
 from proximo.insight.folder import RunFolder
 from proximo.insight.report import summary, write_report
@@ -25,17 +25,12 @@ examples:
 
 
 def run(arguments: list[str]) -> int:
-    if {"-h", "--help"} & set(arguments):
-        print(USAGE, end="")
-        return 0
     as_json, out = take_switch(arguments, "--json"), take(arguments, "--out")
     if len(arguments) != 1 or arguments[0].startswith("-"):
         given = f", not {' '.join(arguments)}" if arguments else ""
         refuse(f"report takes the folder of one run{given}: proximo report RUN [--out FILE.html] [--load-code]")
-    try:
+    with refusing(OSError):
         run = RunFolder(Path(arguments[0]), load_code=is_everything_permitted())
         path, facts = write_report(run, None if out is None else Path(out))
-    except (OSError, ValueError) as error:
-        refuse(str(error))
     print(json.dumps({**summary(facts), "report": str(path)}) if as_json else path)
     return 0

@@ -1,10 +1,10 @@
 """`proximo resume`: go on with a run that ended early, by the command that began it."""
 
 import tomllib
-from importlib import import_module
 from pathlib import Path
 
-from proximo.cli.flags import asks_for_help, refuse, take
+from proximo.cli import run_command
+from proximo.cli.arguments import refuse, refusing, take
 from proximo.runs.run_json import config_damage, read_record
 from proximo.system.opening import read_text, without_links
 
@@ -24,29 +24,20 @@ examples:
 
 
 def run(arguments: list[str]) -> int:
-    if asks_for_help(arguments):
-        print(USAGE, end="")
-        return 0
     if not arguments or arguments[0].startswith("-"):
         refuse("resume needs the folder of a run: proximo resume RUN")
     folder = without_links(arguments.pop(0))
     if (other := take(arguments, "--run")) is not None:
         refuse(f"--run {other}: resume goes on in {folder}; to begin another run there, proximo fork {folder}")
-    command = _command(folder)
-    given = [str(folder / "config.toml"), *arguments, "--run", str(folder)]
-    if command == "train":
-        return import_module("proximo.cli.commands.train").run(given)
-    return import_module("proximo.cli.commands.stages").run(command, given)
+    return run_command(_command(folder), [str(folder / "config.toml"), *arguments, "--run", str(folder)])
 
 
 def _command(folder: Path) -> str:
     """The command that began a run, by what its config has."""
-    try:
+    with refusing():
         record = read_record(folder) if folder.is_dir() else None
         if record is not None and (damage := config_damage(folder, record)):
             raise ValueError(f"{folder}: {damage}")
-    except ValueError as error:
-        refuse(str(error))
     if record is None:
         refuse(f"{folder} holds no run: give the folder of one, such as runs/demo")
     tables = tomllib.loads(read_text(folder / "config.toml"))  # as read_record has read it

@@ -7,12 +7,10 @@ from dataclasses import asdict
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
-from transformers.utils.logging import disable_progress_bar
 
+from proximo.cli.arguments import refusing, say, take_switch
 from proximo.cli.configs import naming_flags, run_config
-from proximo.cli.flags import refuse, say, take_switch
-from proximo.cli.models import open_model
-from proximo.cli.output.console import on_stdout
+from proximo.cli.models import on_stdout, open_model
 from proximo.recipes.selfcheck.checks import Check
 from proximo.recipes.selfcheck.selfcheck import selfcheck
 from proximo.rewards.grading import grading
@@ -34,7 +32,6 @@ EXAMPLES = """examples:
 
 def run(arguments: list[str]) -> int:
     """Exit status: 0 if every check passes, 1 if one fails."""
-    disable_progress_bar()
     as_json = take_switch(arguments, "--json")
     config, _ = run_config(
         arguments,
@@ -65,11 +62,8 @@ def run(arguments: list[str]) -> int:
 def _checks(config: RunConfig) -> list[Check]:
     with Console(stderr=True).status("checking"):
         model, tokenizer = open_model(config.model, config.device, config.dtype)
-        try:
-            with naming_failures(config), grading():  # all checks use the same reward workers
-                return list(selfcheck(config, model, tokenizer))
-        except ValueError as error:
-            refuse(str(error))
+        with refusing(), naming_failures(config), grading():  # all checks use the same reward workers
+            return list(selfcheck(config, model, tokenizer))
 
 
 def _print_table(checks: list[Check]) -> None:

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from proximo.cli.flags import changed, refuse, take_model
+from proximo.cli.arguments import refuse, take_model
+from proximo.cli.flags import changed
 from proximo.models import Precision
 from proximo.system.safe_text import visible
 

@@ -6,12 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
-from transformers.utils.logging import disable_progress_bar
-
 from proximo.api.folders import folder_for, suit_attempt
 from proximo.api.stages import StageFunction, fitted_in
-from proximo.cli.flags import asks_for_help, changed, refuse, say, take, take_switch
-from proximo.cli.naming import file_tables, flag_names
+from proximo.cli.arguments import asks_for_help, flag_names, refuse, refusing, say, take, take_switch
+from proximo.cli.flags import changed
+from proximo.cli.naming import file_tables
 from proximo.cli.run_folders import (
     ACCEPT_LOST,
     launched,
@@ -24,7 +23,8 @@ from proximo.cli.run_folders import (
 )
 from proximo.config import toml
 from proximo.data import DataFile
-from proximo.runs.tracking.sidecars import tracked
+from proximo.runs.tracking.processes import tracked
+from proximo.runs.tracking.trackers import CHOICES
 from proximo.supervised.dpo import DpoConfig, dpo
 from proximo.supervised.fitting import Fitted
 from proximo.supervised.reward_model import RewardModelConfig, train_reward_model
@@ -34,14 +34,14 @@ from proximo.system.safe_text import counted
 
 Config = TypeVar("Config", DpoConfig, RewardModelConfig, SftConfig)
 
-STAGE_FLAGS = """arguments of the command itself:
+STAGE_FLAGS = f"""arguments of the command itself:
   DATA                  data file to train on (.jsonl, .parquet, .csv, ...), in the place of --data.path
   config.toml           config file, such as the config.toml of a run folder
   --run DIR             run folder; the same command with the same folder resumes the run
   --allow-change FIELD  on resume: permit this field to differ from the original run
   --accept-lost-rows    on resume: continue although metrics.jsonl or ledger.jsonl has lost rows
   --skip-bad            skip bad rows of a data file instead of refusing it
-  --track NAME ...      send the run while it runs to wandb, trackio, tensorboard, mlflow or FILE.py:NAME; any number
+  --track NAME ...      send the run while it runs to {CHOICES}; any number
   --ranks N             train on N processes that hold the model in shards; sets ranks.processes
   --json                print the result as JSON on stdout, progress on stderr
 examples:
@@ -61,7 +61,6 @@ EXAMPLES = {
 
 
 def run(command: str, arguments: list[str]) -> int:
-    disable_progress_bar()  # transformers' own progress bars would mix with our lines
     return {"dpo": run_dpo, "reward-model": run_reward_model, "sft": run_sft}[command](arguments)
 
 
@@ -161,10 +160,8 @@ def _named(command: str, arguments: list[str], default: Config) -> Config:
 
 def _from_file(name: str, flags: Sequence[str], kind: type[Config]) -> Config:
     """The config in a file, which has to name a model, unless a flag does; a run's own config may have none."""
-    try:
+    with refusing():
         config = toml.load(name, kind)
-    except ValueError as error:
-        refuse(str(error))
     is_named = "--model" in flags or "model" in file_tables(name) or (Path(name).parent / "run.json").is_file()
     if not is_named and not asks_for_help(flags):
         refuse(f'{name} names no model: write model = "DIR", or give --model MODEL{_none(config)}')

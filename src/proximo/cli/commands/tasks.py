@@ -1,6 +1,6 @@
 """`proximo tasks`: list the tasks, with an example of each."""
 
-from proximo.cli.flags import refuse
+from proximo.cli.arguments import refuse
 from proximo.tasks import Arithmetic, Chain, Countdown, Echo, Guessing, Sorting
 
 

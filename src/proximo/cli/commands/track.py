@@ -2,15 +2,16 @@
 
 import json
 
-from proximo.cli.flags import asks_for_help, refuse, take_several, take_switch
+from proximo.cli.arguments import refuse, refusing, take_several, take_switch
 from proximo.runs.tracking.sending import Sent, track
+from proximo.runs.tracking.trackers import CHOICES
 
-USAGE = """usage: proximo track RUN --to TRACKER ... [--json]
+USAGE = f"""usage: proximo track RUN --to TRACKER ... [--json]
 
 Send a run folder to experiment trackers: metrics, config, findings, held-out results, completions and readings of the
 machine. What was sent before, also by `--track` of train, sft, reward-model and dpo, is not sent again.
 
---to TRACKER ...  wandb, trackio, tensorboard, mlflow or FILE.py:NAME, a class of your own; any number
+--to TRACKER ...  {CHOICES}, a class of your own; any number
 --json            print what was sent as JSON
 
 examples:
@@ -20,16 +21,11 @@ examples:
 
 
 def run(arguments: list[str]) -> int:
-    if asks_for_help(arguments):
-        print(USAGE, end="")
-        return 0
     as_json, names = take_switch(arguments, "--json"), take_several(arguments, "--to") or []
     if len(arguments) != 1 or arguments[0].startswith("-") or not names:
         refuse("track takes one run folder and at least one tracker: proximo track RUN --to TRACKER ...")
-    try:
+    with refusing(OSError):
         sent = track(arguments[0], names)
-    except (OSError, ValueError) as error:
-        refuse(str(error))
     if as_json:
         print(json.dumps([{"tracker": each.tracker, "items": each.items, "folder": str(each.folder)} for each in sent]))
     else:

@@ -3,22 +3,26 @@
 import json
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
 
-from transformers.utils.logging import disable_progress_bar
+from rich.console import Console
+from rich.console import Group as Stack
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
 
 from proximo.algorithms import explain
 from proximo.api.evaluating import task_name
 from proximo.api.planning import fit_here
 from proximo.api.training import trained
+from proximo.cli.arguments import refuse, refusing, say, take, take_switch
 from proximo.cli.commands import pipelines
 from proximo.cli.configs import naming_flags, preset, run_config
-from proximo.cli.flags import refuse, say, take, take_switch
 from proximo.cli.models import machine_line
-from proximo.cli.output.live import LiveView
 from proximo.cli.run_folders import (
     ACCEPT_LOST,
     launched,
@@ -37,20 +41,23 @@ from proximo.recipes.pipeline import PipelineConfig
 from proximo.rl.config import RunConfig
 from proximo.rl.preflight.estimate import batch_arithmetic, memory
 from proximo.rl.preflight.preflight import rehearse
-from proximo.rl.progress import Lines, Progress, gain, measure, prompt_text, share
+from proximo.rl.progress import Lines, Progress, gain, measure, prompt_text, share, sparkline
+from proximo.rl.progress import summary as step_summary
 from proximo.rl.result import RunResult
 from proximo.runs.checkpoints import step_of
+from proximo.runs.records import Collected, Evaluation
 from proximo.runs.session import Attempt
+from proximo.runs.tracking.trackers import CHOICES
 from proximo.system.opening import without_links
-from proximo.system.safe_text import counted, quoted, visible
+from proximo.system.safe_text import MAX_SHOWN, counted, quoted, visible
 from proximo.types import Problem
 
-TRAIN_FLAGS = """flags of the command itself:
+TRAIN_FLAGS = f"""flags of the command itself:
   --run DIR             run folder; the same command with the same folder resumes the run
   --allow-change FIELD  on resume: permit this field to differ from the original run
   --accept-lost-rows    on resume: continue although metrics.jsonl or ledger.jsonl has lost rows
   --skip-bad            skip bad rows of a data file instead of refusing it
-  --track NAME ...      send the run while it runs to wandb, trackio, tensorboard, mlflow or FILE.py:NAME; any number
+  --track NAME ...      send the run while it runs to {CHOICES}; any number
   --ranks N             train on N processes that hold the model in shards; sets ranks.processes (--ranks.shard,
                         --ranks.cluster and others set the rest of [ranks])
   --dry-run             check the run and print its config, sizes and memory, without starting it
@@ -69,7 +76,6 @@ EXAMPLES = """examples:
 
 
 def run(arguments: list[str]) -> int:
-    disable_progress_bar()  # transformers' own bars would run through ours
     given = list(arguments)
     as_json, dry_run = take_switch(arguments, "--json"), take_switch(arguments, "--dry-run")
     folder, trackers, ranks = take(arguments, "--run"), take_trackers(arguments), take_ranks(arguments)
@@ -140,12 +146,10 @@ def _about(config: RunConfig) -> str:
 
 def _print_plan(config: RunConfig, defaults: Sequence[Default], as_json: bool) -> None:
     """Print the resolved run and whether it fits; refuse whatever training would refuse before it loads weights."""
-    try:
+    with refusing():
         remarks = rehearse(config)
         held = memory(config)
         fit = fit_here(config, held)
-    except ValueError as error:
-        refuse(str(error))
     lines = [*batch_arithmetic(config), *held.lines, machine_line(config.model, config.device), *fit.lines, *remarks]
     if as_json:
         chosen = [asdict(each) | {"value": each.shown} for each in defaults]
@@ -216,3 +220,51 @@ def _print_result(path: Path, outcome: RunResult, as_json: bool) -> None:
     print(f"the model   {outcome.checkpoint}")
     print(f"next        proximo eval {shlex.quote(str(outcome.checkpoint))}")
     print(f"            proximo view {shlex.quote(str(path))}    curves and every rollout in the browser")
+
+
+# The view of a run in a terminal
+
+
+class LiveView:
+    """A bar, the outcome as a sparkline, the step's numbers and one completion."""
+
+    def __init__(self) -> None:
+        self.console = Console(stderr=True)
+        self.live = Live(console=self.console, refresh_per_second=4, transient=True)
+        self.steps, self.outcomes, self.before = 0, [], None
+
+    def start(self, steps: int, before: Evaluation) -> None:
+        self.steps, self.before = steps, before
+        if before.problems:
+            self.console.print(f"held-out {measure(before)} before: {share(before)}", highlight=False)
+        self.live.start()
+
+    def stepped(
+        self, step: int, metrics: Mapping[str, float], seconds: Mapping[str, float], collected: Collected
+    ) -> None:
+        self.outcomes.append(metrics["outcome"])
+        bar = Table.grid(padding=(0, 2))
+        bar.add_row(
+            f"step {step}/{self.steps}",
+            ProgressBar(self.steps, step, width=40),
+            f"{sum(seconds.values()):.1f} s a step",
+        )
+        sample = Text()
+        if collected.groups:
+            group = collected.groups[0]
+            best = max(group.rollouts, key=lambda rollout: rollout.grade.reward)
+            sample = Text(visible(f"{prompt_text(group.problem)}{best.completion.text}".strip(), 200), style="italic")
+            sample.append(f"   outcome {best.grade.outcome:g}", style="dim")
+        self.live.update(
+            Stack(bar, Text(f"outcome {sparkline(self.outcomes)}", style="cyan"), Text(step_summary(metrics)), sample)
+        )
+
+    def evaluated(self, step: int, evaluation: Evaluation) -> None:
+        self.console.print(f"held-out {measure(evaluation)} after step {step}: {share(evaluation)}", highlight=False)
+
+    def warned(self, step: int, message: str) -> None:
+        # As Text, not markup: a message may quote text from a model or a file.
+        self.console.print(Text(f"warning at step {step}: {visible(message, MAX_SHOWN)}", style="yellow"))
+
+    def stop(self) -> None:
+        self.live.stop()

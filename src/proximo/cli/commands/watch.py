@@ -10,8 +10,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from proximo.cli.flags import asks_for_help, refuse, take_number, take_switch
-from proximo.cli.output.console import on_stdout
+from proximo.cli.arguments import refuse, refusing, take_number, take_switch
+from proximo.cli.models import on_stdout
 from proximo.insight.folder import RunFolder
 from proximo.insight.terminal import Sample, Watched, look
 from proximo.system.safe_text import visible
@@ -37,19 +37,14 @@ MAX_TEXT = 600
 
 
 def run(arguments: list[str]) -> int:
-    if asks_for_help(arguments):
-        print(USAGE, end="")
-        return 0
     once, seconds = take_switch(arguments, "--once"), take_number(arguments, "--every", float)
     if len(arguments) != 1 or arguments[0].startswith("-"):
         refuse(f"watch takes one run folder, not {' '.join(arguments) or 'none'}: proximo watch RUN")
     if seconds is not None and not 0.1 <= seconds <= 3600:
         refuse(f"--every {seconds:g}: give 0.1 to 3600 seconds")
-    try:
+    with refusing(OSError):
         folder = RunFolder(Path(arguments[0]))
         _watch(folder, on_stdout(PIPE, highlight=False), once or not sys.stdout.isatty(), seconds or 2.0)
-    except (ValueError, OSError) as error:
-        refuse(str(error))
     return 0
 
 

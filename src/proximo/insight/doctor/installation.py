@@ -16,6 +16,7 @@ import torch
 from proximo.models.shipped import smollm
 from proximo.processes.sandbox import NoSandbox, Sandbox
 from proximo.processes.tree import cores
+from proximo.runs.tracking.trackers import TRACKERS
 from proximo.system import machine
 
 Standing = Literal["ok", "absent", "problem"]
@@ -45,15 +46,16 @@ class Extra:
     install: str
 
 
-TRACKERS = (("wandb", "wandb"), ("trackio", "trackio"), ("tensorboard", "tensorboard"), ("mlflow", "mlflow-skinny"))
-"""Each tracker's extra, and the package that it needs."""
 ENVIRONMENTS = ("gymnasium", "openenv", "verifiers")
 EXTRAS = (
     Extra("view", ("starlette", "uvicorn"), "the page of `proximo view`", 'pip install "proximo[view]"'),
     Extra("gym", ("reasoning-gym",), "tasks of reasoning-gym", 'pip install "proximo[gym]"'),
     Extra("lora", ("peft",), "LoRA adapters", 'pip install "proximo[lora]"'),
     Extra("gguf", ("gguf",), "export to llama.cpp", 'pip install "proximo[gguf]"'),
-    *(Extra(each, (package,), f"the tracker {each}", f'pip install "proximo[{each}]"') for each, package in TRACKERS),
+    *(
+        Extra(name, (kind.package,), f"the tracker {name}", f'pip install "proximo[{name}]"')
+        for name, kind in TRACKERS.items()
+    ),
     Extra("vllm", ("vllm",), "engines of vLLM", 'pip install "proximo[vllm]"'),
     Extra("ray", ("ray",), "ranks, engines and reward functions on a Ray cluster", 'pip install "proximo[ray]"'),
     *(Extra(each, (each,), f"environments of {each}", f'pip install "proximo[{each}]"') for each in ENVIRONMENTS),

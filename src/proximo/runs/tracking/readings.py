@@ -9,9 +9,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from proximo.runs.files import METRICS
-from proximo.runs.tracking.lifetime import arm, end_of_run, yield_processor
-from proximo.runs.tracking.position import Place
-from proximo.runs.tracking.source import SYSTEM, Source, new_rows
+from proximo.runs.tracking.processes import arm, end_of_run, yield_processor
+from proximo.runs.tracking.source import SYSTEM, Place, Source, new_rows
 from proximo.system.lines import Lines
 from proximo.system.opening import make_folder
 

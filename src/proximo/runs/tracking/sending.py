@@ -7,10 +7,9 @@ from itertools import islice
 from pathlib import Path
 
 from proximo.runs.files import TRACKING, refuse_foreign_files
-from proximo.runs.tracking.named import check_names, folder_name, tracker_class
-from proximo.runs.tracking.position import Position, read_position
-from proximo.runs.tracking.source import Source
+from proximo.runs.tracking.source import Position, Source, read_position
 from proximo.runs.tracking.tracker import Tracker
+from proximo.runs.tracking.trackers import check_names, folder_name, tracker_class
 from proximo.system.locks import FolderLock
 from proximo.system.opening import without_links
 

@@ -1,54 +1,83 @@
-"""What is new in a run folder for a tracker, read without torch."""
+"""What is new in a run folder for a tracker, read without torch, and how far the tracker has got."""
 
 import hashlib
+import json
 import math
 import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from proximo.runs.files import EVENTS, METRICS, RESULT, ROLLOUTS, TIMINGS, TRACKING, stored_steps
-from proximo.runs.tracking.position import Place, Position
 from proximo.runs.tracking.tracker import Completion, TrackedRun, Tracker
+from proximo.system.folders import write_file
 from proximo.system.lines import to_row, whole_lines
 from proximo.system.locks import NAME as LOCK
 from proximo.system.locks import is_held
-from proximo.system.opening import UnsafeFile, json_value, open_file, read_file
+from proximo.system.opening import UnsafeFile, json_value, open_file, read_file, read_json
 from proximo.system.secrets import masked
 
-MAX_ROWS, MAX_TEXT = 16, 2000
-"""Maximum completions per step, and characters of each text."""
-TEXTS, NUMBERS, FLAGS = ("prompt", "text", "answer", "state"), ("group", "outcome", "reward"), ("truncated",)
+NAME = "sent.json"
+"""The file of a position, in the tracker's folder."""
 
 
-def completion_rows(path: Path) -> list[Completion]:
-    """Completions spread evenly over the rows of a rollout file. OSError or ValueError if it cannot be read."""
-    # Imported late: pyarrow is large, and the other files need none of it.
-    import pyarrow.compute as pc
+@dataclass(frozen=True)
+class Place:
+    """The end of the last row that was sent from a .jsonl file, and what that row looked like: a resumed run cuts
+    files back and writes the same rows again, or others if its settings were changed."""
 
-    from proximo.runs.rollout_files import read_columns
-
-    table = read_columns(path, (*TEXTS, *NUMBERS, *FLAGS, "tokens"))
-    known = table.column_names
-    count = min(MAX_ROWS, table.num_rows)
-    table = table.take([number * table.num_rows // count for number in range(count)])
-    if "tokens" in known:
-        lengths = pc.list_value_length(table.column("tokens"))  # pyright: ignore[reportAttributeAccessIssue]
-        table = table.set_column(known.index("tokens"), "tokens", lengths)
-    return [{name: _cell(value) for name, value in row.items()} for row in table.to_pylist()]
+    offset: int = 0
+    length: int = 0
+    """Bytes of the last row."""
+    digest: str = ""
+    """SHA-256 of the last row."""
+    step: int = -1
+    """Highest step sent."""
 
 
-def _cell(value: object) -> str | float | None:
-    """Text without secrets and of bounded length, or a number; None for what is not known."""
-    if value is None or (isinstance(value, float) and not math.isfinite(value)):
-        return None
-    if isinstance(value, bool | int | float):
-        return value
-    text = masked(str(value))
-    return text if len(text) <= MAX_TEXT else text[:MAX_TEXT] + " …"
+@dataclass(frozen=True)
+class Position:
+    """Everything that a later process needs to continue."""
 
+    key: str | None = None
+    """What the tracker calls the run; None: never opened."""
+    attempts: int = 0
+    """Attempts at the run when this was stored."""
+    places: Mapping[str, Place] = field(default_factory=dict)
+    completions: int = -1
+    """Highest step whose completions were sent."""
+    is_closed: bool = False
+    """Whether the end of a finished run was sent."""
+
+    def place(self, name: str) -> Place:
+        return self.places.get(name, Place())
+
+    def at(self, name: str, place: Place) -> "Position":
+        return replace(self, places={**self.places, name: place})
+
+    def save(self, folder: Path) -> None:
+        write_file(folder / NAME, (json.dumps(asdict(self)) + "\n").encode())
+
+
+def read_position(folder: Path) -> Position:
+    """The stored position; a new one where there is none. ValueError if it is damaged: sending everything again would
+    double it."""
+    path = folder / NAME
+    try:
+        data = read_json(path)
+        places = {name: Place(**place) for name, place in data.pop("places").items()}
+        return Position(places=places, **data)
+    except FileNotFoundError:
+        return Position()
+    except UnsafeFile:
+        raise
+    except (AttributeError, KeyError, TypeError, ValueError):
+        raise ValueError(f"{path} is damaged: remove its folder to send everything again, as a new run") from None
+
+
+# Rows
 
 Row = dict[str, Any]
 
@@ -273,3 +302,37 @@ def _read(path: Path) -> bytes:
         return read_file(path)
     except FileNotFoundError:
         return b""
+
+
+# Completions
+
+MAX_ROWS, MAX_TEXT = 16, 2000
+"""Maximum completions per step, and characters of each text."""
+TEXTS, NUMBERS, FLAGS = ("prompt", "text", "answer", "state"), ("group", "outcome", "reward"), ("truncated",)
+
+
+def completion_rows(path: Path) -> list[Completion]:
+    """Completions spread evenly over the rows of a rollout file. OSError or ValueError if it cannot be read."""
+    # Imported late: pyarrow is large, and the other files need none of it.
+    import pyarrow.compute as pc
+
+    from proximo.runs.rollout_files import read_columns
+
+    table = read_columns(path, (*TEXTS, *NUMBERS, *FLAGS, "tokens"))
+    known = table.column_names
+    count = min(MAX_ROWS, table.num_rows)
+    table = table.take([number * table.num_rows // count for number in range(count)])
+    if "tokens" in known:
+        lengths = pc.list_value_length(table.column("tokens"))  # pyright: ignore[reportAttributeAccessIssue]
+        table = table.set_column(known.index("tokens"), "tokens", lengths)
+    return [{name: _cell(value) for name, value in row.items()} for row in table.to_pylist()]
+
+
+def _cell(value: object) -> str | float | None:
+    """Text without secrets and of bounded length, or a number; None for what is not known."""
+    if value is None or (isinstance(value, float) and not math.isfinite(value)):
+        return None
+    if isinstance(value, bool | int | float):
+        return value
+    text = masked(str(value))
+    return text if len(text) <= MAX_TEXT else text[:MAX_TEXT] + " …"

@@ -16,6 +16,7 @@ class Trackio:
     """Project `proximo`, or what TRACKIO_PROJECT names."""
 
     needs: ClassVar[tuple[str, ...]] = ("trackio",)
+    package: ClassVar[str] = "trackio"
 
     def open(self, run: TrackedRun, key: str | None) -> str:
         trackio = self._trackio = import_module("trackio")

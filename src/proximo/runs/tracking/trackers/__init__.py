@@ -1,18 +1,25 @@
-"""Trackers by name: ours by their class's name in lower case, a user's own as FILE.py:NAME."""
+"""Trackers, one file for each, and how they are named: ours by their class's name in lower case, a user's own as
+FILE.py:NAME.
+
+A new one is a file of this folder, with its test, and an entry in TRACKERS; help, errors and `proximo doctor` read it
+there. Its packages are an extra of that name in pyproject.toml.
+"""
 
 from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import Any
 
 from proximo.config.plugins import FORM, is_outside, load_class
-from proximo.runs.tracking.adapters.mlflow import MLflow
-from proximo.runs.tracking.adapters.tensorboard import TensorBoard
-from proximo.runs.tracking.adapters.trackio import Trackio
-from proximo.runs.tracking.adapters.wandb import Wandb
 from proximo.runs.tracking.tracker import Tracker
+from proximo.runs.tracking.trackers.mlflow import MLflow
+from proximo.runs.tracking.trackers.tensorboard import TensorBoard
+from proximo.runs.tracking.trackers.trackio import Trackio
+from proximo.runs.tracking.trackers.wandb import Wandb
 
-TRACKERS = (Wandb, Trackio, TensorBoard, MLflow)
-METHODS = ("open", "metrics", "event", "completions", "flush", "close")
+TRACKERS = {kind.__name__.lower(): kind for kind in (Wandb, Trackio, TensorBoard, MLflow)}
+CHOICES = f"{', '.join(TRACKERS)} or {FORM}"
+"""What a tracker may be called, for help and errors."""
+METHODS = [name for name in vars(Tracker) if not name.startswith("_")]
 
 
 def tracker_class(name: str) -> type[Tracker]:
@@ -22,10 +29,8 @@ def tracker_class(name: str) -> type[Tracker]:
         if missing := [each for each in METHODS if not callable(getattr(found, each, None))]:
             raise ValueError(f"{name} lacks {', '.join(missing)}, which a tracker has: add what is missing")
         return found
-    kind = {each.__name__.lower(): each for each in TRACKERS}.get(name)
-    if kind is None:
-        names = ", ".join(each.__name__.lower() for each in TRACKERS)
-        raise ValueError(f"no tracker is called {name!r}: give {names} or {FORM}")
+    if (kind := TRACKERS.get(name)) is None:
+        raise ValueError(f"no tracker is called {name!r}: give {CHOICES}")
     if missing := [each for each in kind.needs if find_spec(each) is None]:
         raise ValueError(f'tracker {name} needs {", ".join(missing)}: pip install "proximo[{name}]"')
     return kind

@@ -16,6 +16,7 @@ class TensorBoard:
     """Scalars, and texts in Markdown for the config, the events and the completions."""
 
     needs: ClassVar[tuple[str, ...]] = ("tensorboard",)
+    package: ClassVar[str] = "tensorboard"
 
     def open(self, run: TrackedRun, key: str | None) -> str:
         messages = (import_module(f"tensorboard.compat.proto.{each}_pb2") for each in MESSAGES)

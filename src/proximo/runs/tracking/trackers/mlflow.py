@@ -18,6 +18,7 @@ class MLflow:
     """Experiment `proximo`, or what MLFLOW_EXPERIMENT_NAME says. Events and completions are artifacts."""
 
     needs: ClassVar[tuple[str, ...]] = ("mlflow", "sqlalchemy", "alembic")
+    package: ClassVar[str] = "mlflow-skinny"
 
     def open(self, run: TrackedRun, key: str | None) -> str:
         self._entities: Any = import_module("mlflow.entities")

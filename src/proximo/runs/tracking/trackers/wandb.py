@@ -15,6 +15,7 @@ class Wandb:
     """Keys of metrics are those of metrics.jsonl; the horizontal axis is `step`."""
 
     needs: ClassVar[tuple[str, ...]] = ("wandb",)
+    package: ClassVar[str] = "wandb"
 
     def open(self, run: TrackedRun, key: str | None) -> str:
         wandb = self._wandb = import_module("wandb")

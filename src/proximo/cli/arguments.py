@@ -1,0 +1,161 @@
+"""The arguments of a command: flags that it takes itself, and how it says what is wrong with them."""
+
+import difflib
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NoReturn, TypeVar
+
+from proximo.api import messages
+from proximo.system.folders import write_file
+from proximo.system.opening import without_links
+
+Number = TypeVar("Number", int, float)
+
+
+# Flags that a command takes itself
+
+
+def asks_for_help(arguments: Sequence[str]) -> bool:
+    return not {"-h", "--help"}.isdisjoint(arguments)
+
+
+def flag_names(arguments: Sequence[str]) -> list[str]:
+    """The names of the flags that are given, such as --model."""
+    return [each.partition("=")[0] for each in arguments if each.startswith("--")]
+
+
+def take(arguments: list[str], flag: str) -> str | None:
+    """The value of a flag of our own, removed from the arguments; None where it is not given."""
+    for position, argument in enumerate(arguments):
+        if argument == flag:
+            if position + 1 == len(arguments):
+                refuse(f"{flag} needs a value")
+            value = arguments[position + 1]
+            del arguments[position : position + 2]
+            return value
+        if argument.startswith(f"{flag}="):
+            del arguments[position]
+            return argument.removeprefix(f"{flag}=")
+    return None
+
+
+def read_number(flag: str, given: str, kind: Callable[[str], Number]) -> Number:
+    """The value of a flag as an int or a float."""
+    try:
+        return kind(given)
+    except ValueError:
+        refuse(f"{flag} {given}: give a {'whole ' * (kind is int)}number")
+
+
+def take_number(arguments: list[str], flag: str, kind: Callable[[str], Number]) -> Number | None:
+    """`take`, of a number."""
+    return None if (given := take(arguments, flag)) is None else read_number(flag, given, kind)
+
+
+def take_several(arguments: list[str], flag: str) -> list[str] | None:
+    """The values of a flag up to the next flag, removed from the arguments; None where it is not given."""
+    for position, argument in enumerate(arguments):
+        if argument == flag or argument.startswith(f"{flag}="):
+            first = [argument.removeprefix(f"{flag}=")] if argument != flag else []
+            rest = arguments[position + 1 :]
+            count = next((number for number, each in enumerate(rest) if each.startswith("-")), len(rest))
+            if not first and not count:
+                refuse(f"{flag} needs a value")
+            del arguments[position : position + 1 + count]
+            return first + rest[:count]
+    return None
+
+
+def take_switch(arguments: list[str], flag: str) -> bool:
+    """Whether a switch of our own is given; removed from the arguments."""
+    given = flag in arguments
+    while flag in arguments:
+        arguments.remove(flag)
+    return given
+
+
+def take_model(arguments: list[str], command: str) -> str:
+    """The model that comes first, removed from the arguments; empty where only help is asked for."""
+    if (not arguments or arguments[0].startswith("-")) and asks_for_help(arguments):
+        return ""
+    if not arguments or arguments[0].startswith("-"):
+        refuse(f"{command} needs a model, a folder or hub id: {command} MODEL")
+    return arguments.pop(0)
+
+
+def take_models(arguments: list[str], command: str) -> list[str]:
+    """All models that come first, removed from the arguments; none where only help is asked for."""
+    models = [take_model(arguments, command)]
+    while arguments and not arguments[0].startswith("-"):
+        models.append(arguments.pop(0))
+    return [model for model in models if model] if asks_for_help(arguments) else models
+
+
+# What is said, and refused
+
+
+def say(message: str) -> None:
+    """A line for a person, on stderr, with options as flags."""
+    messages.say(as_flags(message))
+
+
+def as_flags(message: str) -> str:
+    """A message with its options as flags. Messages name an option as Python does, in backticks.
+
+    Example: as_flags("give `tokens=N` or `allow_change=['steps']`") == "give --tokens N or --allow-change steps"
+    """
+
+    def flag(found: re.Match[str]) -> str:
+        name, value = found[1].replace("_", "-"), found[2].strip("[]'")
+        return f"--{name}" if value == "True" else f"--{name} {value}"
+
+    return re.sub(r"`([a-z][a-z0-9_.]*)=([^`]*)`", flag, message)
+
+
+def refuse(message: str) -> NoReturn:
+    """Bad input: one clear error, nothing started."""
+    say(f"error: {message}")
+    raise SystemExit(2)
+
+
+@contextmanager
+def refusing(*more: type[Exception], about: str = "") -> Iterator[None]:
+    """Refuse what is wrong with the input: a ValueError within, or one of `more`; `about` says first what it is."""
+    try:
+        yield
+    except BrokenPipeError:  # whoever reads has gone
+        raise
+    except (ValueError, *more) as error:
+        refuse(f"{about}{about and ': '}{error}")
+
+
+def write_out(out: str | Path, text: str) -> None:
+    """Write the file that --out names."""
+    try:
+        write_file(without_links(out), text.encode())
+    except OSError as error:
+        refuse(f"--out {out}: {error.strerror}; give another name")
+
+
+def no_such_flag(name: str, known: Sequence[str], prog: str) -> str:
+    return f"{name}: there is no such flag{_nearest_flag(name, known)}; {prog} --help lists all"
+
+
+def _nearest_flag(name: str, known: Sequence[str]) -> str:
+    """Of a field whose table was left out, such as --learning-rate or --lr, the whole flag."""
+    short = name.removeprefix("--")
+    ends = [(flag, flag.removeprefix("--").rpartition(".")[2]) for flag in known]
+    by_end = [flag for flag, end in ends if end == short] or [flag for flag, end in ends if _initials(end) == short]
+    return f", the nearest is {by_end[0]!r}" if by_end else nearest(name, known)
+
+
+def _initials(words: str) -> str:
+    """Example: _initials("learning-rate") == "lr"."""
+    return "".join(word[0] for word in words.split("-") if word)
+
+
+def nearest(name: str, names: Sequence[str]) -> str:
+    close = difflib.get_close_matches(name.lower(), names, n=1)
+    return f", the nearest is {close[0]!r}" if close else ""

@@ -1,0 +1,252 @@
+"""Help as text: pages of the commands that are asked most, kept in the user's cache, and what is read off a page: flags
+that certainly do not exist, and completion scripts for bash, zsh and fish.
+
+Rendering a page imports torch to list every field; reading it does not. Pages are made when one is first needed, all
+at once, and hold for this source code only. The cache may be anything: what another user could have written, or is no
+regular file, is not read, and where nothing can be written pages are made each time.
+"""
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import stat
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import redirect_stdout, suppress
+from dataclasses import dataclass
+from importlib.machinery import PathFinder
+from io import StringIO
+from pathlib import Path
+
+from proximo.cli.arguments import no_such_flag, say
+from proximo.system.folders import write_file
+from proximo.system.opening import make_folder, names, open_file, remove, without_links
+from proximo.system.version import __version__, source_fingerprint
+
+WIDTH = 80
+"""Columns that the pages are rendered for."""
+PAGED = ("train", "eval", "sft", "reward-model", "dpo")
+"""Commands with a page."""
+MAX_BYTES = 10_000_000
+MAX_VERSIONS = 8
+"""Versions whose pages are kept."""
+SHELLS = ("bash", "zsh", "fish")
+FLAG = re.compile(r"(?<![\w.-])(--[a-z][\w.-]*\w)(?: (\{[^}]*\}|[^\s,|│-][^\s,]*))?")
+"""A flag, and the choices, default or placeholder that stands one space behind it."""
+SWITCHES = ("True", "False")
+"""Defaults of flags that need no value."""
+
+
+@dataclass(frozen=True)
+class Words:
+    """What may follow a command."""
+
+    names: tuple[str, ...]
+    """Presets and the like."""
+    flags: Mapping[str, tuple[str, ...] | None]
+    """The values of each flag; empty: any, such as a file's name; None: the flag is a switch."""
+
+
+# Pages
+
+
+def page_of(command: str, arguments: Sequence[str]) -> str | None:
+    """The page, where nothing but help is asked for; None where there is none, or another width is needed."""
+    if command not in PAGED or list(arguments) not in (["-h"], ["--help"]):
+        return None
+    if "COLUMNS" in os.environ or shutil.get_terminal_size((WIDTH, 24)).columns < WIDTH:
+        return None
+    return page(command)
+
+
+def page(command: str) -> str | None:
+    """The page of a command; None where it has none."""
+    if command not in PAGED:
+        return None
+    file = _file()
+    pages = {} if file is None else _kept(file)
+    if command not in pages:
+        if sys.stderr.isatty():
+            say("the help of this version is made once, which takes a few seconds")
+        pages = _rendered()
+        if file is not None:
+            _keep(file, pages)
+    return pages[command]
+
+
+def _file() -> Path | None:
+    """The file of this version's pages; None where there is no folder for it."""
+    given = os.environ.get("XDG_CACHE_HOME", "")
+    cache = given if os.path.isabs(given) else os.path.expanduser("~/.cache")
+    if not os.path.isabs(cache):
+        return None
+    tyro = PathFinder.find_spec("tyro")
+    drawn_by = None if tyro is None or tyro.origin is None else Path(tyro.origin).stat().st_mtime_ns
+    key = f"{__version__} {source_fingerprint()} {sys.version} {drawn_by}"
+    return without_links(cache) / "proximo" / "help" / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"
+
+
+def _kept(file: Path) -> dict[str, str]:
+    """The pages that a file holds; none where it is damaged, or another user could have written it."""
+    try:
+        with open_file(file) as opened:
+            if not (_is_mine(os.fstat(opened.fileno())) and _is_mine(file.parent.lstat())):
+                return {}
+            pages = json.loads(opened.read(MAX_BYTES))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    is_whole = isinstance(pages, dict) and all(isinstance(pages.get(command), str) for command in PAGED)
+    return pages if is_whole else {}
+
+
+def _is_mine(status: os.stat_result) -> bool:
+    return status.st_uid == os.geteuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+
+
+def _keep(file: Path, pages: Mapping[str, str]) -> None:
+    """Write the pages, and remove those of old versions; nothing happens where that is not possible."""
+    folder = file.parent
+    with suppress(OSError, ValueError):
+        make_folder(folder, mode=0o700)
+        if not _is_mine(folder.lstat()):
+            return
+        write_file(file, json.dumps(pages).encode())
+        others = [folder / name for name in names(folder) if name != file.name]
+        for old in sorted(others, key=lambda path: path.lstat().st_mtime)[: -MAX_VERSIONS + 1]:
+            remove(old)
+
+
+def _rendered() -> dict[str, str]:
+    """All pages, whatever the terminal's width and colours."""
+    before = {name: os.environ.pop(name, None) for name in ("COLUMNS", "FORCE_COLOR", "TTY_COMPATIBLE")}
+    os.environ["COLUMNS"] = str(WIDTH)
+    try:
+        pages = {command: help_of(command) for command in PAGED}
+        assert all(text.startswith(f"usage: proximo {command} ") for command, text in pages.items())
+        return pages
+    finally:
+        del os.environ["COLUMNS"]
+        os.environ.update({name: value for name, value in before.items() if value is not None})
+
+
+def help_of(command: str) -> str:
+    """What a command prints as its help."""
+    from proximo.cli import main
+
+    printed = StringIO()
+    with redirect_stdout(printed), suppress(SystemExit):
+        main([command, "--help"])
+    return printed.getvalue()
+
+
+# Flags
+
+
+def unknown_flag(command: str, arguments: Sequence[str]) -> str | None:
+    """What is wrong with the first flag that the command's page rules out; None where there is none, or no page, or
+    another config than the page's is named. Fields of a class that can be chosen are left to who knows the class."""
+    if _names_a_preset(command, arguments) or (text := page(command)) is None:
+        return None
+    known = [name for name, _ in FLAG.findall(text.partition("\nexamples:")[0])]
+    tables = {name.rpartition(".")[0] for name in known if name.endswith((".type", ".add"))}
+    for flag in arguments:
+        name = flag.partition("=")[0].replace("_", "-")
+        if name.endswith((".type", ".add")):  # which class a field has there is better said by the config
+            continue
+        if len(name) > 2 and name.startswith("--") and not any(each in known for each in _spellings(name)):
+            is_table = any(each.startswith(f"{name}.") for each in known)
+            if not is_table and not any(name.startswith(f"{table}.") for table in tables):
+                plain = [each for each in known if not each.endswith((".type", ".add")) and ".N." not in each]
+                return no_such_flag(name, plain, f"proximo {command}")
+    return None
+
+
+def _names_a_preset(command: str, arguments: Sequence[str]) -> bool:
+    """Whether train's first word is no file: a preset may be a chain of runs, which has other flags."""
+    first = arguments[0] if arguments else "-"
+    return command == "train" and not first.startswith("-") and not first.endswith(".toml")
+
+
+def _spellings(name: str) -> Iterator[str]:
+    """The flag, and of `--a.no-b` the switch that it turns off."""
+    table, dot, field = name.removeprefix("--").rpartition(".")
+    yield name
+    if field.startswith("no-"):
+        yield f"--{table}{dot}{field.removeprefix('no-')}"
+
+
+# Completion
+
+
+def script(shell: str, commands: Sequence[str]) -> str:
+    """The completion script of a shell."""
+    os.environ["COLUMNS"] = "1000"  # no help text is wrapped
+    known = {command: words_of(command, help_of(command)) for command in commands}
+    if shell == "fish":
+        return "\n".join(["complete -c proximo -f", *_fish(known)]) + "\n"
+    return (ZSH if shell == "zsh" else "") + "\n".join(_bash(known)) + "\n"
+
+
+def words_of(command: str, text: str) -> Words:
+    """The flags that a help text lists, and the names of what it takes."""
+    from proximo.algorithms import explain
+    from proximo.recipes.presets import COMPARISONS, PRESETS
+
+    algorithms = tuple(card.name for card in explain.CARDS)
+    listed = re.sub(r"\n\s+\{", " {", text.partition("\nexamples:")[0])
+    flags: dict[str, tuple[str, ...] | None] = {}
+    for name, value in FLAG.findall(listed.replace(".N.", ".0.")):
+        if flags.get(name) is None or value.startswith("{"):
+            choices = tuple(value[1 : value.index("}")].split(",")) if value.startswith("{") else ()
+            flags[name] = None if not value or value in SWITCHES else choices
+    flags |= dict.fromkeys({"--algorithm", "--as"} & flags.keys(), algorithms)
+    presets = [each.name for each in PRESETS] if "PRESET" in text else []
+    whole = [each.name for each in COMPARISONS if f"[{each.name} |" in text]
+    return Words((*whole, *presets, *(algorithms if command == "explain" else ())), flags)
+
+
+ZSH = """#compdef proximo
+(( $+functions[compdef] )) || { autoload -U compinit && compinit }
+autoload -U +X bashcompinit && bashcompinit
+"""
+
+
+def _bash(known: Mapping[str, Words]) -> Iterator[str]:
+    """One function that looks at the command and at the word before; where nothing matches, files are offered."""
+    yield "_proximo() {"
+    yield '  local word="${COMP_WORDS[COMP_CWORD]}" before="${COMP_WORDS[COMP_CWORD-1]}" words=""'
+    yield '  case "$COMP_CWORD ${COMP_WORDS[1]} $before" in'
+    yield f"    '1 '*) words='{' '.join([*known, *TOP])}' ;;"
+    for command, words in known.items():
+        for values, flags in _by_values(words).items():
+            patterns = "|".join(f"*' {command} {flag}'" for flag in flags)
+            yield f"    {patterns}) words='{' '.join(values)}' ;;"
+        yield f"    *' {command} '*) words='{' '.join([*words.names, *words.flags])}' ;;"
+    yield "  esac"
+    yield '  COMPREPLY=($(compgen -W "$words" -- "$word"))'
+    yield "}"
+    yield "complete -o default -F _proximo proximo"
+
+
+def _by_values(words: Words) -> dict[tuple[str, ...], list[str]]:
+    found: dict[tuple[str, ...], list[str]] = {}
+    for flag, values in words.flags.items():
+        if values is not None:
+            found.setdefault(values, []).append(flag)
+    return found
+
+
+def _fish(known: Mapping[str, Words]) -> Iterator[str]:
+    yield f"complete -c proximo -n __fish_use_subcommand -a '{' '.join([*known, *TOP])}'"
+    for command, words in known.items():
+        after = f"complete -c proximo -n '__fish_seen_subcommand_from {command}'"
+        if words.names:
+            yield f"{after} -a '{' '.join(words.names)}'"
+        for flag, values in words.flags.items():
+            value = "" if values is None else f" -x -a '{' '.join(values)}'" if values else " -r -F"
+            yield f"{after} -l {flag.removeprefix('--')}{value}"
+
+
+TOP = ("--help", "--version", "--print-completion")

@@ -1,1 +1,0 @@
-"""Help texts, and completion scripts made from them."""

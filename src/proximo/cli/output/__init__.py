@@ -1,1 +1,0 @@
-"""What commands print while and after they run."""

@@ -1,1 +1,0 @@
-"""One file per tracker. Each imports its package when it is opened."""
