@@ -114,7 +114,7 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
         elif self._has_begun and not is_partial:  # the rest of a body whose request is answered already
             self._wait()
 
-    def eof_received(self) -> bool:
+    def eof_received(self) -> bool:  # pyright: ignore[reportIncompatibleMethodOverride] (as asyncio has it)
         """Whether the connection stays, for the answer: a client may send its request, say that this was all, and
         read."""
         is_whole = self._is_busy and not self.cycle.more_body

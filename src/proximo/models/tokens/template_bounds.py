@@ -63,7 +63,7 @@ def bind(template: str) -> None:
     from transformers.utils.chat_template_utils import _compile_jinja_template
 
     compiled = _compile_jinja_template(template)
-    environment = compiled.environment
+    environment: Any = compiled.environment
     with _binding:
         if environment.code_generator_class is _Counting:
             return
@@ -119,14 +119,15 @@ def _spend(number: int) -> None:
 
 
 def _counted(value: Any) -> Any:
-    if isinstance(value, str | bytes | list | tuple | dict):
-        _spend(_length(value))
+    _spend(_length(value))
     return value
 
 
 def _length(value: Any) -> int:
-    """Of a text, or what a container takes itself: a member is a pointer of eight bytes."""
-    return len(value) if isinstance(value, str | bytes) else 8 * len(value)
+    """Of a text, or what a container takes itself: a member is a pointer of eight bytes. 0 of all else."""
+    if isinstance(value, str | bytes):
+        return len(value)
+    return 8 * len(value) if isinstance(value, list | tuple | dict) else 0
 
 
 def _size(value: Any, indent: int = 0) -> int:
@@ -168,14 +169,13 @@ def _joined(parts: Iterable[Any]) -> str:
 
 
 def _added(left: Any, right: Any) -> Any:
-    if isinstance(left, str | bytes | list | tuple) and isinstance(right, type(left)):
-        _spend(_length(left) + _length(right))
+    _spend(_length(left) + _length(right))
     return left + right
 
 
 def _multiplied(left: Any, right: Any) -> Any:
     for many, times in ((left, right), (right, left)):
-        if isinstance(many, str | bytes | list | tuple) and isinstance(times, int):
+        if isinstance(times, int):
             _spend(_length(many) * max(times, 0))
     return left * right
 
@@ -189,15 +189,15 @@ def _filled(left: Any, right: Any) -> Any:
 # Filters and methods
 
 
-def _bounded(name: str, apply: Callable[..., Any]) -> Callable[..., Any]:
+def _bounded(operation: str, apply: Callable[..., Any]) -> Callable[..., Any]:
     """A filter that counts."""
     context = hasattr(apply, "jinja_pass_arg")
 
     @functools.wraps(apply)
     def bounded(*given: Any, **options: Any) -> Any:
-        if name == "join" and not isinstance(given[context], str):  # an iterator is gone once it has been counted
+        if operation == "join" and not isinstance(given[context], str):  # an iterator is gone once it has been counted
             given = (*given[:context], list(given[context]), *given[context + 1 :])
-        _check_before(name, given[context:], options)
+        _check_before(operation, given[context:], options)
         return _counted(apply(*given, **options))
 
     return bounded
@@ -215,36 +215,36 @@ def _called(call: Callable[..., Any], context: Any, obj: Any, /, *given: Any, **
     return _counted(call(context, obj, *given, **options))
 
 
-def _check_before(name: str, given: tuple[Any, ...], options: Mapping[str, Any]) -> None:
+def _check_before(operation: str, given: tuple[Any, ...], options: Mapping[str, Any]) -> None:
     """Refuse what would be too long, before it is."""
     everything = (*given, *options.values())
-    if name in _SHALLOW or not given:
+    if operation in _SHALLOW or not given:
         return
-    if name == "join":
+    if operation == "join":
         between = sum(map(_size, everything[1:]))
         _check(_size(given[0]) + between * len(given[0]))
-    elif name == "replace" and len(everything) > 2:
+    elif operation == "replace" and len(everything) > 2:
         text, old, new = map(_text, everything[:3])
         _check(len(text) + text.count(old) * len(new))
-    elif name == "indent":
+    elif operation == "indent":
         width = max(map(_amount, everything[1:]), default=4)
         text = _text(given[0])
         _check(len(text) + width * (len(text.splitlines()) + 1))
-    elif name == "tojson":
+    elif operation == "tojson":
         _check(_size(given[0], sum(each for each in everything[1:] if isinstance(each, int))))
-    elif name in _PRODUCTS:
-        _check(_product(name, everything))
+    elif operation in _PRODUCTS:
+        _check(_product(operation, everything))
     else:
         _check(sum(map(_size, everything)))
 
 
-def _product(name: str, given: tuple[Any, ...]) -> int:
+def _product(operation: str, given: tuple[Any, ...]) -> int:
     """Characters of a result that may hold all other arguments for each part of the first."""
     first, rest = given[0], 1 + sum(map(_amount, given[1:]))
-    if name in ("format", "format_map") and isinstance(first, str):
+    if operation in ("format", "format_map") and isinstance(first, str):
         widths = sum(int(each) for each in re.findall(r"\d+", first))
         return len(first) + widths + (first.count("%") + first.count("{")) * rest
-    return _size(first) * (rest if name != "pprint" else _size(first))
+    return _size(first) * (rest if operation != "pprint" else _size(first))
 
 
 def _amount(value: Any) -> int:
