@@ -28,6 +28,7 @@ from proximo.models import loading
 from proximo.runs.checkpoints import CHECKPOINTS
 from proximo.system.folders import MANIFEST, _seal, read_manifest
 from proximo.system.opening import remove
+from proximo.system.sealing import sealed
 from tests.runs.test_resume import config, trained
 from tests.runs.tracking.folders import MINE
 
@@ -271,7 +272,7 @@ def escaping(run: Path) -> None:
     result = json.loads((run / "result.json").read_text())
     (run / "result.json").write_text(json.dumps(result | {"checkpoint": "../../mine", "last": "/etc"}))
     record = json.loads((run / "run.json").read_text())
-    (run / "run.json").write_text(json.dumps(record | {"fork": {"of": "../../../../etc", "step": 1}}))
+    (run / "run.json").write_text(json.dumps(sealed(record | {"fork": {"of": "../../../../etc", "step": 1}})))
 
 
 @pytest.fixture
@@ -316,7 +317,7 @@ def renamed(run: Path, change: Callable[[dict[str, Any]], None]) -> None:
     text = "\n".join(table_lines(tables, "")).strip() + "\n"
     (run / "config.toml").write_text(text)
     record = json.loads((run / "run.json").read_text())
-    (run / "run.json").write_text(json.dumps(record | {"config": text, "fingerprints": {}, "functions": {}}))
+    (run / "run.json").write_text(json.dumps(sealed(record | {"config": text, "fingerprints": {}, "functions": {}})))
     (run / "result.json").unlink(missing_ok=True)
 
 

@@ -61,6 +61,8 @@ OBJECTS = {
     "insight/page/lenses.py:_looks": "a cache of the viewer, by the step object that it holds",
     "insight/page/reader.py:_tables": "a cache of the viewer, by the file and when it was written",
     "insight/page/summaries.py:_summaries": "a cache of the viewer, by the step object that it holds",
+    "models/tokens/template_bounds.py:_binding": "a lock around what transformers itself has once in a process",
+    "models/tokens/template_bounds.py:_left": "a context variable: each thread has its own value",
     "models/torch_globals.py:_IN_USE": "a lock around what torch itself has once in a process",
     "config/plugins.py:_loading": "a lock around Python's own table of modules",
     "rewards/calling.py:_LOOPS": "the event loop of all `async def` reward functions, by the process",

@@ -19,6 +19,7 @@ from proximo.insight.report.facts import gather
 from proximo.insight.report.settings import configuration
 from proximo.rl.config import RunConfig
 from proximo.runs.session import begin
+from proximo.system.sealing import sealed
 from tests.outside_files import TASK
 
 LOUD = "import builtins\nbuiltins.executed = True\n" + TASK
@@ -160,7 +161,7 @@ def test_a_module_is_treated_like_its_file(here, monkeypatch):
 def test_what_was_not_run_or_is_not_here_is_not_loaded(here):
     run = written(here / "run", "mine.py:Parrot")
     record = json.loads((run.path / "run.json").read_text())
-    (run.path / "run.json").write_text(json.dumps(record | {"identity": "another"}))
+    (run.path / "run.json").write_text(json.dumps(sealed(record | {"identity": "another"})))
     assert "you have not run this with" in why_not(RunFolder(run.path, own_code=True))
     (here / "mine.py").unlink()
     assert "mine.py is not there" in why_not(RunFolder(run.path, own_code=True))

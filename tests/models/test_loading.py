@@ -16,13 +16,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors import SafetensorError
 from safetensors.torch import load, load_file, save
+from transformers.utils import chat_template_utils
 
 from proximo.models import load_model, load_tokenizer, loading, prompt_tokens, tiny_model, tiny_tokenizer
 from proximo.models.loading import read_config
 from proximo.models.reward_models import load_reward_model
 from proximo.models.safe_files import tensors
 from proximo.models.shipped import FOLDER, DamagedCheckpoint, resolve
-from proximo.models.tokens import templates
+from proximo.models.tokens import template_bounds, templates
 from proximo.models.tokens.templates import rendered
 from proximo.system.folders import write_folder
 
@@ -394,6 +395,83 @@ def test_what_no_time_limit_could_stop_is_refused_before_it_runs(template):
     tokenizer.chat_template = "{% if false %}" + template + "{% endif %}"
     with pytest.raises(ValueError, match="path 'p': the chat template computes"):
         templates.check_template(tokenizer, "p")
+
+
+GROWING = {
+    "a text is doubled": "ns.x ~ ns.x",
+    "a text is doubled by an operator": "ns.x + ns.x",
+    "a list is doubled": "(ns.x | list + ns.x | list) | join",
+    "a list of lists is written": "[[ns.x, ns.x], [ns.x, ns.x]] | string",
+    "a list of lists is written as JSON": "[[ns.x, ns.x], [ns.x, ns.x]] | tojson",
+    "a list of lists is joined to a text": "[[ns.x, ns.x], [ns.x, ns.x]] ~ ''",
+    "a filter replaces": "ns.x | replace('a', ns.x)",
+    "a method replaces": "ns.x.replace('a', ns.x)",
+    "a filter is mapped": "[ns.x] | map('replace', 'a', ns.x) | join",
+    "a filter joins": "ns.x | join(ns.x)",
+    "a method joins": "ns.x.join(ns.x)",
+    "a macro writes": "twice(ns.x)",
+    "a format is filled": "'%s%s' % (ns.x, ns.x)",
+    "a format is called": "'{0}{0}'.format(ns.x)",
+    "a table translates": "ns.x.translate({97: ns.x})",
+    "a width comes from elsewhere": "ns.x ~ ('%' ~ '3000000000d') % 1",
+    "a method is reached by its name": "ns.x['ljust'](3000000000)",
+    "a number becomes bytes": "(3000000000).to_bytes(3000000000)",
+}
+
+
+@pytest.mark.parametrize("way", GROWING)
+def test_what_a_template_makes_is_bounded_in_every_conversation(way, monkeypatch):
+    """Only the conversation that a template is tried with was: any other could take all memory."""
+    monkeypatch.setattr(template_bounds, "CHARACTERS", 1 << 20)
+    tokenizer = tiny_tokenizer()
+    twice = "{% macro twice(x) %}{{ x }}{{ x }}{% endmacro %}"
+    steps = "{% set ns = namespace(x='aa') %}{% for _ in range(40) %}{% set ns.x = " + GROWING[way] + " %}{% endfor %}"
+    hidden = "{% if messages[0]['content'] == 'LOOP' %}" + steps + "{% endif %}"
+    tokenizer.chat_template = twice + hidden + "{{ messages[0]['content'] }}"
+    templates.check_template(tokenizer, "p")
+    assert rendered(tokenizer, HELLO, for_answer=True) == "Hello"
+    with pytest.raises(ValueError, match="asks for too much: more than 1,048,576 characters at once; use another"):
+        rendered(tokenizer, [{"role": "user", "content": "LOOP"}], for_answer=True)
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% for i in range(90000) %}{{ messages[0]['content'] * 3 }}{% endfor %}",
+        "{% for i in range(90000) %}a long text that a template has itself{% endfor %}",
+        "{% set ns = namespace(x=[]) %}{% for i in range(9000) %}{% set ns.x = ns.x + [i, i] %}{% endfor %}",
+        "{% set x = 'a' * 1000 %}{% for i in range(9000) %}{% set y = x[1:] %}{% endfor %}",
+        "{% set x = 'a' * 1000 %}{% for i in range(9000) %}{% set y = x | upper %}{% endfor %}",
+        "{% for i in range(90000) %}{% set y = [1, 2, 3, 4, 5, 6, 7, 8] %}{% endfor %}",
+        "{% set x %}{% for i in range(90000) %}{% filter upper %}of a block{% endfilter %}{% endfor %}{% endset %}",
+    ],
+)
+def test_what_a_template_makes_counts_together(template, monkeypatch):
+    monkeypatch.setattr(template_bounds, "CHARACTERS", 1 << 20)
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = template
+    with pytest.raises(ValueError, match="asks for too much: more than 1,048,576 characters at once"):
+        rendered(tokenizer, HELLO, for_answer=True)
+
+
+def test_a_bounded_template_writes_what_it_wrote():
+    """Each operation that counts gives what Jinja's own gives, whatever its operands are."""
+    template = """{% macro m(x) %}[{{ x }}|{{ caller() }}]{% endmacro %}{%- set ns = namespace(x=[], t='') -%}
+    {% for m in messages[1:] + messages[:1] %}{% generation %}{% set ns.x = ns.x + [m.content] %}
+    {% filter upper | replace('L', '<l>') %}{{ m['role'] }}{% endfilter %}{% endgeneration %}{% endfor %}
+    {% set block %}{{ ns.x | join(', ') }} {{ messages | map(attribute='role') | join('/') }}{% endset %}
+    {% call m(block | trim) %}{{ 3 * 'ab' ~ missing ~ none ~ true ~ 1.5 ~ [1, 'x'] ~ {'k': (1, 2)} }}{% endcall %}
+    {{ messages | tojson(indent=2) }} {{ '%s-%05.1f' % ('a', 2) }} {{ '{:>5}|{k}'.format('a', k=1) }} {{ 7 % 4 + 1 }}
+    {{ 'a-b'.split('-')[::-1] }} {{ 'x'.join(['1', '2']) }} {{ 'abc'.replace('b', 'dd') }} {{ {'a': 1}.items() | list }}
+    {{ 'one two three' | wordwrap(5) }} {{ 'a\nb' | indent(2, true) }} {{ [[1], [2]] | sum(start=[]) }} {{ ns.t | e }}
+    {{ 'a' in 'abc' }} {{ [1, 2] | map('string') | list }} {{ '<b>' | escape ~ 'x' }} {{ strftime_now('%%') }}"""
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = template
+    talk = [*HELLO, {"role": "assistant", "content": "well,\n <i>hello</i>"}]
+    found = rendered(tokenizer, talk, for_answer=True)
+    chat_template_utils._compile_jinja_template.cache_clear()
+    assert found == tokenizer.apply_chat_template(talk, add_generation_prompt=True, tokenize=False)
+    assert len(found) > 300
 
 
 def test_one_long_instruction_is_told_afterwards(monkeypatch):

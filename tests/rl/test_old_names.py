@@ -31,6 +31,7 @@ from proximo.runs.options import CheckpointOptions
 from proximo.samplers.embedded import Embedded
 from proximo.samplers.mismatched import Mismatched
 from proximo.samplers.sampler import SamplingOptions
+from proximo.system.sealing import HASH, SEALED
 
 CONFIG = RunConfig(
     algorithm=GRPO,
@@ -121,7 +122,8 @@ def test_an_old_folder_opens_and_is_resumed(tmp_path: Path, capsys):
         train(Run(replace(CONFIG, steps=1), folder, Lines()))
         (folder / "config.toml").write_text("# Proximo 0.1.0\n" + as_before(CONFIG))
         record = json.loads((folder / "run.json").read_text())
-        del record["config"]  # which the version before did not write
+        for name in ("config", SEALED, HASH):  # which the version before did not write
+            del record[name]
         (folder / "run.json").write_text(json.dumps(record))
         (folder / "result.json").unlink()
         run = RunFolder(folder)

@@ -63,6 +63,7 @@ from proximo.supervised.snapshots import POINTS
 from proximo.system.folders import MANIFEST, complaints, file_hash, write_folder
 from proximo.system.lines import Lines
 from proximo.system.locks import FolderLock
+from proximo.system.sealing import sealed
 from proximo.system.version import source_fingerprint
 from proximo.tasks.arithmetic import Arithmetic
 from tests.policies import plain
@@ -415,7 +416,7 @@ def test_a_run_without_its_papers_is_refused(damage, golden, tmp_path, capsys):
         (folder / "config.toml").unlink()
     elif damage in ("fingerprints", "functions", "machine"):
         record = json.loads((folder / "run.json").read_text())
-        (folder / "run.json").write_text(json.dumps(record | {damage: []}))
+        (folder / "run.json").write_text(json.dumps(sealed(record | {damage: []})))
     else:
         (folder / (damage if damage.endswith(".json") else "config.toml")).write_text("config = [")
     with pytest.raises(ValueError, match="it cannot be resumed .its run.json or config.toml is missing, damaged"):
@@ -873,7 +874,7 @@ def test_a_finished_run_that_has_lost_rows_is_not_trained_again(golden, tmp_path
         assert attempt.result is not None
     record = json.loads((folder / "run.json").read_text())
     assert record["accepted_loss"] == "step-000004"
-    (folder / "run.json").write_text(json.dumps(record | {"accepted_loss": "step-000003"}))
+    (folder / "run.json").write_text(json.dumps(sealed(record | {"accepted_loss": "step-000003"})))
     with pytest.raises(ValueError, match="rows are lost"), begin(folder, toml.dumps(config())):
         pass
 

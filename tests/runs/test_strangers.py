@@ -19,6 +19,7 @@ from proximo.rl.train import train
 from proximo.runs.checkpoints import CHECKPOINTS
 from proximo.runs.forking import checkpoint_at, fork
 from proximo.runs.log import ranges
+from proximo.runs.run_json import read_record
 from proximo.runs.session import begin
 from proximo.runs.tracking.sending import track
 from proximo.system.folders import MANIFEST, _seal, read_manifest
@@ -201,6 +202,44 @@ def test_a_cut_config_is_noticed(run, capsys):
         assert "config.toml is not the one" in line
     (run / "config.toml").write_text(json.loads((run / "run.json").read_text())["config"])
     assert RunFolder(run).config == SETTINGS
+
+
+def bits_of(data: bytes) -> list[int]:
+    """One bit in each byte, the three that a capital letter, a digit and a sign differ in by turns."""
+    return [8 * place + (0, 2, 5)[place % 3] for place in range(len(data))]
+
+
+def test_a_flipped_bit_in_the_record_is_told(run, capsys):
+    """One in its identity made all checkpoints another run's, so that a resume began anew; others changed what reports
+    say. Any bit counts, those of the hash and of its name, too."""
+    unfinished(run)
+    file = run / "run.json"
+    data = file.read_bytes()
+    for bit in bits_of(data):
+        altered = bytearray(data)
+        altered[bit // 8] ^= 1 << bit % 8
+        file.write_bytes(altered)
+        with pytest.raises(ValueError, match=r"run.json"):
+            read_record(run)
+    place = data.index(b'"identity": "') + 20
+    file.write_bytes(data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :])
+    told = "run.json is not as the run wrote it"
+    assert told in [spell.finding.message for spell in check_up(RunFolder(run)).standing]
+    for command in ("train", "fork"):
+        assert f"{told}: restore it, or remove its sealed and sha256" in refused(capsys, *COMMANDS[command])
+    assert told in refused(capsys, "resume", "run")
+
+
+def test_a_record_without_a_hash_is_opened_as_before(run):
+    """Earlier versions wrote none, and a user may remove it."""
+    unfinished(run)
+    record = json.loads((run / "run.json").read_text())
+    del record["sealed"], record["sha256"]
+    (run / "run.json").write_text(json.dumps(record))
+    assert read_record(run) == record
+    assert not [each for each in check_up(RunFolder(run)).standing if "run.json" in each.finding.message]
+    resumed(run)
+    assert read_record(run)["sealed"]
 
 
 def test_a_config_that_the_user_edits_in_the_folder_is_a_change_like_any_other(run):

@@ -12,7 +12,9 @@ import pytest
 
 from proximo.insight.page import connections
 from proximo.serving import server
+from proximo.serving.queue import Job
 from proximo.serving.server import application, bind
+from tests.waiting import wait_until
 
 
 @contextmanager
@@ -159,3 +161,39 @@ def test_a_body_in_chunks_of_a_byte_keeps_nobody_waiting(engine, reader):
             assert asked_together(port, 1, "/v1/models") == {"200": 1}
             worst = max(worst, time.monotonic() - started)
     assert worst < 1  # 200,000 chunks take seconds
+
+
+@pytest.mark.parametrize("seconds", [60.0, 0.0])
+def test_a_client_that_has_said_all_reads_its_answer(engine, reader, monkeypatch, seconds):
+    """It had none: the end of what it sends was taken for its own end. `seconds`: until it is asked whether it is
+    there, by an interim answer."""
+    monkeypatch.setattr(connections, "LOOK_SECONDS", seconds)
+    with running(engine, reader) as port:
+        for more in ("", ', "stream": true'):
+            body = f'{{"model": "m", "prompt": "1+2=", "max_tokens": 50{more}}}'
+            with socket.create_connection(("127.0.0.1", port), timeout=60) as line:
+                line.sendall(request(port, body=body).replace(b"Connection: close\r\n", b""))
+                line.shutdown(socket.SHUT_WR)
+                interim, _, answer = read_whole(line).rpartition(b"HTTP/1.1 200 OK\r\n")
+            assert interim == b"HTTP/1.1 100 \r\n\r\n" * (seconds == 0.0)
+            assert b"text_completion" in answer
+
+
+def test_a_request_that_ends_before_its_end_has_no_answer(engine, reader):
+    with running(engine, reader) as port, socket.create_connection(("127.0.0.1", port), timeout=60) as line:
+        line.sendall(request(port)[:-5])
+        line.shutdown(socket.SHUT_WR)
+        assert read_whole(line) == b""
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_a_client_that_has_gone_is_seen_although_it_had_said_all(engine, reader, monkeypatch, is_stream):
+    monkeypatch.setattr(connections, "LOOK_SECONDS", 0.1)
+    jobs = list[Job]()
+    monkeypatch.setattr(engine, "submit", jobs.append)
+    body = f'{{"model": "m", "prompt": "1+2=", "max_tokens": 4000, "stream": {str(is_stream).lower()}}}'
+    with running(engine, reader) as port:
+        with socket.create_connection(("127.0.0.1", port), timeout=60) as line:
+            line.sendall(request(port, body=body))
+            wait_until(lambda: jobs)
+        wait_until(lambda: jobs[0].cancelled)

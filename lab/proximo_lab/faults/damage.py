@@ -77,9 +77,9 @@ def _passed_over(place: Place, name: str, damaged: str) -> str | None:
     return place.difference(name)
 
 
-def _flip(file: Path) -> None:
+def _flip(file: Path, after: bytes = b"") -> None:
     data = bytearray(file.read_bytes())
-    data[len(data) // 2] ^= 1
+    data[data.index(after) + len(after) if after else len(data) // 2] ^= 1
     file.write_bytes(data)
 
 
@@ -95,7 +95,6 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], tuple[str, ...]]] = {
     "zero length": (lambda file: os.truncate(file, 0), FILES),
     "missing": (Path.unlink, (*FILES, MANIFEST)),
     "a file too many": (lambda file: file.write_text("x"), ("extra.txt", "state/extra.safetensors")),
-    "a link instead of a file": (_link, ("model.safetensors",)),
     "a broken manifest": (lambda file: file.write_text('{"files": ['), (MANIFEST,)),
     "an odd manifest": (lambda file: file.write_text('{"files": 3}'), (MANIFEST,)),
 }
@@ -214,6 +213,16 @@ REFUSALS: dict[str, tuple[Callable[[Place], Ended], str, int]] = {
     "a broken run.json": (
         _edited("badrun", lambda folder: (folder / "run.json").write_text("{")),
         "it cannot be resumed",
+        2,
+    ),
+    "a bit of run.json flipped": (
+        _edited("flipped", lambda folder: _flip(folder / "run.json", b'"identity": "')),
+        "run.json is not as the run wrote it",
+        2,
+    ),
+    "a link in a checkpoint": (
+        _edited("link", lambda folder: _link(saved(folder / CHECKPOINTS)[0] / "model.safetensors")),
+        "model.safetensors is a symbolic link and is not followed: put the file itself there",
         2,
     ),
     "a broken config.toml": (

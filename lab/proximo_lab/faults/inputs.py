@@ -34,6 +34,10 @@ MALICIOUS = {
     "test_a_template_that_reaches_out_is_refused": Rule("a chat template that reaches out", "S"),
     "test_the_worst_are_refused_when_the_tokenizer_loads": Rule("a chat template that reaches out", "S"),
     "test_an_endless_template_is_stopped": Rule("a chat template without an end", "S"),
+    "test_what_a_template_makes_is_bounded_in_every_conversation": Rule(
+        "a chat template that doubles what it has", "S"
+    ),
+    "test_what_a_template_makes_counts_together": Rule("a chat template that doubles what it has", "S"),
     "test_only_a_name_is_a_name_of_ours": Rule("a path in the place of a model's name", "C"),
 }
 CANARY = {

@@ -4,7 +4,6 @@ The fork has the run's rows up to that step, its data cursor, random numbers and
 writes what the run wrote.
 """
 
-import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,11 +14,11 @@ from proximo.learner.optimizer import MASTER
 from proximo.rewards.judges.judge import FOLDER as VERDICTS
 from proximo.runs.checkpoints import CHECKPOINTS, STATE, place, saved, step_of
 from proximo.runs.config_changes import differences
-from proximo.runs.files import CONFIG, EVENTS, RECORD, TIMELINE, TIMINGS, refuse_foreign_files
+from proximo.runs.files import CONFIG, EVENTS, TIMELINE, TIMINGS, refuse_foreign_files
 from proximo.runs.log import RunLog, facts, files_of_steps, is_up_to
 from proximo.runs.run_json import config_damage, lost_rows, other_code, read_record, refuse_format
 from proximo.runs.state import read_origin
-from proximo.system.folders import MANIFEST, complaints, new_folder, write_file, write_folder
+from proximo.system.folders import MANIFEST, complaints, new_folder, write_folder
 from proximo.system.lines import Lines
 from proximo.system.opening import copy_file, copy_folder, inside, make_folder, read_text, remove
 
@@ -74,7 +73,7 @@ def fork(run: Path, folder: Path, checkpoint: Path, *, fresh_optimizer: bool = F
         copy_file(run / CONFIG, partial / CONFIG)
         # The machine stays the run's: other numbers of threads would change the last digits.
         own = record | facts() | {"machine": record["machine"], "attempts": [], FORK: whole}
-        write_file(partial / RECORD, (json.dumps(own, indent=2) + "\n").encode())
+        log.record(own)
     return other_code(record["attempts"])
 
 

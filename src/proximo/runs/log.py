@@ -36,6 +36,7 @@ from proximo.system.folders import sync, whole_file, write_file
 from proximo.system.lines import Lines, Prefix, plain, to_line
 from proximo.system.machine import Machine
 from proximo.system.opening import make_folder, names, remove
+from proximo.system.sealing import sealed
 from proximo.system.secrets import masked, without_secrets
 from proximo.system.version import __version__, source_fingerprint
 
@@ -79,7 +80,7 @@ class RunLog:
             self.record(record)
 
     def record(self, record: Mapping[str, object]) -> None:
-        write_file(self.folder / "run.json", (json.dumps(record, indent=2) + "\n").encode())
+        write_file(self.folder / "run.json", (json.dumps(sealed(record), indent=2) + "\n").encode())
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
         self._step = step

@@ -15,6 +15,7 @@ from proximo.system.lines import Lines
 from proximo.system.machine import Machine
 from proximo.system.opening import LinkedFile, UnsafeFile, read_json, read_text
 from proximo.system.safe_text import quoted, visible
+from proximo.system.sealing import HASH, SEALED, is_as_sealed
 from proximo.system.version import __version__, source_fingerprint
 
 FORMAT = 2
@@ -29,6 +30,13 @@ CODE = ("version", "source")
 
 def read_record(folder: Path) -> dict[str, Any] | None:
     """The run.json of a run that can be resumed; None if the folder has no run."""
+    record = _readable_record(folder)
+    if record is not None and (damage := record_damage(record)) is not None:
+        raise ValueError(f"`run={folder}`: {damage}")
+    return record
+
+
+def _readable_record(folder: Path) -> dict[str, Any] | None:
     try:
         record = read_json(folder / "run.json")
         tomllib.loads(read_text(folder / "config.toml"))
@@ -61,6 +69,16 @@ def refuse_format(folder: Path, record: Mapping[str, Any]) -> None:
 
 def _are_tables(*values: object) -> bool:
     return all(isinstance(each, dict) for each in values)
+
+
+def record_damage(record: Mapping[str, Any]) -> str | None:
+    """Message if run.json is not as the run wrote it, as after a flipped bit; otherwise None. Earlier versions did not
+    seal it."""
+    if is_as_sealed(record):
+        return None
+    return (
+        f"run.json is not as the run wrote it: restore it, or remove its {SEALED} and {HASH} to have it taken as it is"
+    )
 
 
 def config_damage(folder: Path, record: Mapping[str, Any]) -> str | None:

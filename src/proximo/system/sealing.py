@@ -1,12 +1,14 @@
-"""Parquet files with a SHA-256 of their own bytes, which detects any change, footer included.
+"""Files with a SHA-256 of their own content, which detects any change: Parquet, and tables of JSON.
 
-The checksum is between the last page and the footer. Parquet readers find both by their offsets and never look
+In Parquet the checksum is between the last page and the footer. Readers find both by their offsets and never look
 there, so all of them can read a sealed file.
 """
 
 import hashlib
+import json
+from collections.abc import Mapping
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from proximo.system.opening import writing
 
@@ -16,6 +18,9 @@ TAIL = 8
 """Bytes after the footer: its length and the magic."""
 BLOCK = 1 << 20
 DIGEST = hashlib.sha256().digest_size
+SEALED, HASH = "sealed", "sha256"
+"""Fields of a sealed table: that it is, so that a hash whose own name was changed is missed; and the hash of the
+rest."""
 
 
 def seal(path: Path) -> None:
@@ -53,3 +58,28 @@ def _update(found: "hashlib._Hash", file: BinaryIO, count: int) -> None:
     while count > 0 and (block := file.read(min(count, BLOCK))):
         found.update(block)
         count -= len(block)
+
+
+def sealed(table: Mapping[str, object]) -> dict[str, object]:
+    """The table with the hash of its content, in place of one that it had.
+
+    Example: path.write_text(json.dumps(sealed({"steps": 3})))
+    """
+    content = {name: value for name, value in table.items() if name != HASH} | {SEALED: True}
+    return content | {HASH: _hash(json.loads(json.dumps(content)))}
+
+
+def is_as_sealed(table: Mapping[str, Any]) -> bool:
+    """Whether a table that was read from JSON is as it was written; True for tables that were never sealed."""
+    content = dict(table)
+    known = content.pop(HASH, None)
+    if known is None:
+        return SEALED not in content
+    try:
+        return known == _hash(content)
+    except RecursionError:  # nothing that we write is nested so deeply
+        return False
+
+
+def _hash(content: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

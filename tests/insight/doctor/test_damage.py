@@ -16,7 +16,7 @@ from proximo.insight.page import overview
 from proximo.insight.report import gather, render
 from proximo.runs.run_json import lost_rows
 from proximo.system.folders import write_folder
-from proximo.system.sealing import is_intact
+from proximo.system.sealing import is_intact, sealed
 from tests.stored import Asked, Said, store
 
 GROUPS = [Asked([Said(["a", "b"], 1.0, old=(-1.0, -1.0)), Said(["c"], 0.0, old=(-1.0,))])]
@@ -128,7 +128,7 @@ def save_state(run: Path, step: int, identity: str = "this run") -> dict[str, in
 def test_rows_that_are_lost_are_found_as_resuming_finds_them(name, folder, capsys):
     """The rows that are left are whole, and in order: only the checkpoint knows that there were more."""
     record = json.loads((folder / "run.json").read_text())
-    (folder / "run.json").write_text(json.dumps(record | {"identity": "this run"}))
+    (folder / "run.json").write_text(json.dumps(sealed(record | {"identity": "this run"})))
     append(name, b'{"step": 1}\n{"step": 2}\n')(folder)
     had = save_state(folder, 3)[name]
     append(name, b'{"step": 3}\n')(folder)
@@ -165,7 +165,7 @@ def test_a_folder_of_an_earlier_version_is_not_damaged(folder, capsys):
     """Its evaluation before training has the step -1, and its first step 0."""
     record = json.loads((folder / "run.json").read_text())
     assert record.pop("format") == 2
-    (folder / "run.json").write_text(json.dumps(record))
+    (folder / "run.json").write_text(json.dumps(sealed(record)))
     rows = [{"step": -1, "held_out/outcome": 0.5}, *({"step": step, "outcome": 0.5} for step in range(3))]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     old = "written by an earlier version of Proximo (format 1), whose steps are numbered one lower"
@@ -173,7 +173,7 @@ def test_a_folder_of_an_earlier_version_is_not_damaged(folder, capsys):
     assert check_up(RunFolder(folder)).steps == 3
     append("metrics.jsonl", b"not json\n")(folder)
     assert doctor(folder, capsys) == page(folder) == [old, "1 of the 5 rows of metrics.jsonl cannot be read"]
-    (folder / "run.json").write_text(json.dumps(record | {"format": 3}))
+    (folder / "run.json").write_text(json.dumps(sealed(record | {"format": 3})))
     assert doctor(folder, capsys)[0] == "written by another version of Proximo: its format is 3, not 2"
 
 

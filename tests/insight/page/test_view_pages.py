@@ -16,6 +16,7 @@ from proximo.rl.config import EvaluationOptions, RunConfig, TrainingOptions
 from proximo.rl.progress import Lines
 from proximo.rl.run import Run
 from proximo.rl.train import train
+from proximo.system.sealing import sealed
 from tests.insight.page.browser import PHONE, Served, Window, append, rows, served, until, write_run
 
 pytestmark = pytest.mark.usefixtures("chromium")
@@ -135,7 +136,7 @@ def test_a_fork_begins_where_it_parts_from_its_parent(window, runs, tmp_path):
     shutil.copytree(runs / "grpo", tmp_path / "grpo")
     shutil.copytree(runs / "grpo", tmp_path / "fork")
     record = json.loads((tmp_path / "fork" / "run.json").read_text())
-    (tmp_path / "fork" / "run.json").write_text(json.dumps(record | {"fork": {"of": "../grpo", "step": 3}}))
+    (tmp_path / "fork" / "run.json").write_text(json.dumps(sealed(record | {"fork": {"of": "../grpo", "step": 3}})))
     page = window.serve(tmp_path)
     whole = logged(runs / "grpo", "outcome")
     charts = opened(window, page, "outcome", run="fork")

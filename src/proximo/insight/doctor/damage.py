@@ -27,7 +27,7 @@ from proximo.runs.files import (
 )
 from proximo.runs.health import Finding
 from proximo.runs.health.history import in_order
-from proximo.runs.run_json import FORMAT, altered_logs, config_damage, lost_rows, missing_rollouts
+from proximo.runs.run_json import FORMAT, altered_logs, config_damage, lost_rows, missing_rollouts, record_damage
 from proximo.runs.state import read_origin
 from proximo.system.folders import complaints, read_manifest
 from proximo.system.lines import to_row, whole_lines
@@ -92,6 +92,9 @@ def _settings(run: RunFolder) -> Iterator[Finding]:
             yield _damaged_file(
                 f"{name} cannot be read", "restore it; until then its contents are missing from all reports"
             )
+    if (altered := record_damage(run.record)) is not None:
+        message, _, remedy = altered.partition(": ")
+        yield _damaged_file(message, remedy)
     try:
         tomllib.loads(read_text(run.path / CONFIG))
     except FileNotFoundError:

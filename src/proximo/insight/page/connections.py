@@ -26,6 +26,8 @@ CROWDED_SECONDS = 5.0
 """The same where others wait for its place."""
 STALLED_SECONDS = 60.0
 """Seconds in which a client may take nothing of an answer."""
+LOOK_SECONDS = 1.0
+"""Seconds between looks whether a client that will send nothing more has gone."""
 TURN = 4096
 """Bytes that are read before others have their turn: each few of them may be a chunk of a body, which takes time."""
 MAX_CONNECTIONS = 4096
@@ -82,6 +84,7 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
         """What uvicorn's transport is around."""
         self._arrived = bytearray(TURN)
         self._timer: asyncio.TimerHandle | None = None
+        self._look: asyncio.TimerHandle | None = None
         self._has_begun = False
         """Whether there is a part of a request."""
         self._is_leaving = False
@@ -111,6 +114,25 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
         elif self._has_begun and not is_partial:  # the rest of a body whose request is answered already
             self._wait()
 
+    def eof_received(self) -> bool:  # pyright: ignore[reportIncompatibleMethodOverride] (as asyncio has it)
+        """Whether the connection stays, for the answer: a client may send its request, say that this was all, and
+        read."""
+        is_whole = self._is_busy and not self.cycle.more_body
+        if is_whole and self._look is None:
+            self.cycle.keep_alive = False
+            self._look = self.loop.call_later(LOOK_SECONDS, self._look_for_client, True)
+        return is_whole
+
+    def _look_for_client(self, ask: bool) -> None:
+        """Close the connection if the client has gone, which looks like one that only reads until something is sent:
+        an interim answer, which every client of HTTP/1.1 passes over."""
+        if self._socket.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+            self._socket.abort()
+            return
+        if ask and self.conn.our_state is h11.SEND_RESPONSE and self.conn.their_http_version == b"1.1":
+            self._socket.write(self.conn.send(h11.InformationalResponse(status_code=100, headers=[])) or b"")
+        self._look = self.loop.call_later(LOOK_SECONDS, self._look_for_client, False)
+
     def on_response_complete(self) -> None:
         super().on_response_complete()
         if not self._is_busy:
@@ -118,6 +140,8 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_waiting()
+        if self._look is not None:
+            self._look.cancel()
         super().connection_lost(exc)
         self._crowd.changed.set()
 

@@ -1,4 +1,4 @@
-"""Chat templates: programs by the model's authors, run in Jinja's sandbox with a time limit."""
+"""Chat templates: programs by the model's authors, run in Jinja's sandbox with bounds on time and on what they make."""
 
 import ctypes
 import re
@@ -12,6 +12,7 @@ from jinja2 import Environment, TemplateError, TemplateSyntaxError, nodes
 from jinja2.exceptions import SecurityError
 
 from proximo.models.model_types import PreTrainedTokenizerBase
+from proximo.models.tokens.template_bounds import bind, counted_characters
 from proximo.system.memory import within_memory
 
 SECONDS = 10.0
@@ -47,13 +48,15 @@ def rendered(
 
     Any error in the template is a ValueError, since it is not our program.
     """
+    given = arguments or {}
     try:
-        with _bounded(SECONDS):
+        with _bounded(SECONDS), counted_characters():
+            bind(tokenizer.get_chat_template(given.get("chat_template"), given.get("tools")))
             text = tokenizer.apply_chat_template(
                 [dict(message) for message in messages],
                 add_generation_prompt=for_answer,
                 tokenize=False,
-                **(arguments or {}),
+                **given,
             )
     except Exception as error:
         raise ValueError(_what_happened(error)) from error
@@ -64,9 +67,9 @@ def rendered(
 def check_template(tokenizer: PreTrainedTokenizerBase, path: str) -> None:
     """Refuse a template that leaves the sandbox, never ends or is not Jinja, before anything depends on it.
 
-    One that only rejects the test conversation is accepted. The time limit applies between instructions, and memory is
-    limited for the test conversation alone: a template that hides a product, or doubles a text, in others only may
-    still waste both, but no more.
+    One that only rejects the test conversation is accepted. The time limit applies between instructions; what a
+    template makes is bounded in every conversation (template_bounds.py), and memory in the test conversation, which is
+    the first that compiles it.
     """
     templates = tokenizer.chat_template
     for template in templates.values() if isinstance(templates, dict) else [templates] if templates else []:
