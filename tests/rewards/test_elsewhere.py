@@ -186,7 +186,7 @@ def test_places_without_a_node_are_left_out_and_none_is_an_error(machine):
     _kill_node(machine.servers[1], signal.SIGKILL)
     assert [places.take(), places.take()] == [first, first]
     _kill_node(machine.servers[0], signal.SIGKILL)
-    with pytest.raises(NoPlace, match="workers.processes is 2, and no node has a place: no node is free"):
+    with pytest.raises(NoPlace, match="workers.processes is 2.*no node is free"):
         places.take()
     places.close()
 
