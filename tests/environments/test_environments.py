@@ -57,6 +57,7 @@ def test_each_turn_has_random_numbers_of_its_own(sampler):
     assert again == turns[2]
 
 
+@pytest.mark.slow("trains a run")
 def test_the_same_turn_asked_again_is_drawn_anew(sampler):
     """Within a call and in later ones; and in the same order of asking, the same again."""
 

@@ -139,6 +139,7 @@ def test_templates_that_are_no_text_or_too_deep_are_refused(template):
         templates.check_template(tokenizer, "x")
 
 
+@pytest.mark.slow("waits for templates that take all memory")
 @pytest.mark.parametrize("grown", ["text.x ~ text.x", "[text.x, text.x]|join", "text.x + text.x"])
 def test_a_template_that_doubles_a_text_is_refused_before_the_memory_is_taken(grown):
     """It took all that there was."""

@@ -187,6 +187,7 @@ def golden(tmp_path_factory, small_shipped_model) -> Callable[[str], Path]:
     return folder
 
 
+@pytest.mark.slow("trains and resumes runs")
 @pytest.mark.parametrize("name", RUNS)
 def test_the_same_bits_wherever_it_went_on_from(name, golden, tmp_path):
     if "nf4" in name:
@@ -207,6 +208,7 @@ def test_the_same_bits_wherever_it_went_on_from(name, golden, tmp_path):
     assert proof.drawn == sum(proof.states.values()) > 0
 
 
+@pytest.mark.slow("trains and resumes a run")
 def test_a_run_that_stops_improving_ends_early_and_resumes_to_the_same_end(tmp_path):
     """With steps too small to change an answer: the first evaluation is the best, and two more find nothing better."""
     settings = config(
@@ -293,6 +295,7 @@ def to_format_1(point: Path, settings: RunConfig) -> None:
     write_folder(point, fill)
 
 
+@pytest.mark.slow("trains and resumes runs")
 @pytest.mark.parametrize("name", ["ppo, own layers", "reset reference", "lagging sampler", "adaptive kl"])
 def test_a_checkpoint_that_numbered_its_tensors_is_resumed(name, golden, tmp_path):
     settings, whole = RUNS[name], golden(name)
@@ -319,6 +322,7 @@ def test_the_runs_reach_what_they_are_to_test(golden):
     assert [(path / "state" / "reference.safetensors").exists() for path in checkpoints] == [True, True, True, False]
 
 
+@pytest.mark.slow("trains and resumes a run")
 def test_state_that_is_lost_is_noticed(golden, tmp_path):
     """The comparison above can fail: without its moments, or its place among the problems, a run is another."""
     whole = golden("grpo")
@@ -356,6 +360,7 @@ def command(folder: Path) -> Command:
     return Command("train", "--run", str(folder), *TINY, stderr=folder.with_suffix(".log"))
 
 
+@pytest.mark.slow("kills runs")
 def test_kills_at_random_moments_change_nothing(tmp_path):
     whole = command(tmp_path / "whole")
     chance, killed = random.Random(5), []
@@ -397,6 +402,7 @@ def test_damaged_checkpoints_are_named_and_passed_over(golden, tmp_path):
     assert not (folder / CHECKPOINTS / "step-000005.partial").exists()
 
 
+@pytest.mark.slow("trains and resumes a run")
 def test_a_checkpoint_of_another_run_is_passed_over(golden, tmp_path):
     other = replace(config(), seed=1)
     trained(other, tmp_path / "other")
@@ -422,6 +428,7 @@ def test_a_run_without_its_papers_is_refused(damage, golden, tmp_path, capsys):
         trained(config(), folder)
 
 
+@pytest.mark.slow("trains and resumes a run")
 def test_without_a_valid_checkpoint_it_begins_again(golden, tmp_path):
     folder = left_after(2, golden("grpo"), tmp_path / "again")
     (folder / CHECKPOINTS / "step-000002" / "manifest.json").write_text("{}")
