@@ -40,7 +40,6 @@ def test_what_is_stored_is_what_is_drawn(diagrams: ModuleType, name: str):
             assert torch.allclose(here, there, atol=0.11)  # a last digit may be rounded otherwise on another machine
 
 
-@pytest.mark.slow("starts a browser")
 def test_the_page_with_sliders_has_the_gates_gradients(window):
     """The page computes by itself: its formulas are held against autograd on ours."""
     window.page.goto((ROOT / "docs/algorithms/gates.html").as_uri())

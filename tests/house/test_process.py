@@ -14,7 +14,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from tests.house.test_house import FILES, SOURCE
+from tests.house.test_house import FILES, SOURCE, parsed
 
 FIXED = {"None", "bool", "bytes", "float", "frozenset", "int", "object", "str", "tuple", "type", "Path", "Stamp"}
 """Types of a cache's arguments, besides frozen classes: whoever is equal stays equal."""
@@ -100,8 +100,8 @@ def frozen_classes() -> set[str]:
     return {
         node.name
         for path in FILES
-        if "frozen=True" in (text := path.read_text())
-        for node in ast.walk(ast.parse(text))
+        if "frozen=True" in path.read_text()
+        for node in ast.walk(parsed(path))
         if isinstance(node, ast.ClassDef)
         and any("dataclass" in ast.unparse(each) and "frozen=True" in ast.unparse(each) for each in node.decorator_list)
     }
@@ -138,9 +138,8 @@ def changed(tree: ast.Module) -> Iterator[str]:
                 yield target.value.id
 
 
-def faults(text: str, frozen: set[str]) -> set[str]:
+def faults(text: str, tree: ast.Module, frozen: set[str]) -> set[str]:
     """Names of a module that hold state."""
-    tree = ast.parse(text)
     names = dict(assigned(tree))
     objects = {name for name, value in names.items() if (kind := called(value)) and not stays(kind, frozen)}
     nodes = ast.walk(tree) if "global " in text else ()  # looking through all takes seconds
@@ -150,7 +149,7 @@ def faults(text: str, frozen: set[str]) -> set[str]:
 
 def test_no_module_holds_state():
     frozen = frozen_classes()
-    found = {f"{name_of(path)}:{name}" for path in FILES for name in faults(path.read_text(), frozen)}
+    found = {f"{name_of(path)}:{name}" for path in FILES for name in faults(path.read_text(), parsed(path), frozen)}
     others = found - OBJECTS.keys()
     assert [each for each in others if not is_fixed(value_of(each))] == []
     assert OBJECTS.keys() <= found
@@ -186,8 +185,8 @@ def test_every_cache_is_of_a_pure_function():
     found = {
         f"{name_of(path)}:{each.name}": impure(each, frozen)
         for path in FILES
-        if "cache" in (text := path.read_text())  # only those are worth the seconds that reading all of them takes
-        for each in cached(ast.parse(text))
+        if "cache" in path.read_text()  # only those are worth the seconds that reading all of them takes
+        for each in cached(parsed(path))
     }
     assert len(found) > 30
     assert {name for name, is_impure in found.items() if is_impure} == BY_IDENTITY.keys()
@@ -220,4 +219,4 @@ def test_state_is_found():
         "SEEN = []\ndef see(it):\n    SEEN[0] = it": {"SEEN"},
         "NAMES = {'a': 1}\nPAIR = Pair(1)\ndef f():\n    names = {}\n    names['a'] = NAMES['a']": set(),
     }.items():
-        assert faults(text, {"Pair"}) == names
+        assert faults(text, ast.parse(text), {"Pair"}) == names

@@ -49,6 +49,7 @@ def test_engines_start_with_what_is_under_the_adapter():
     assert "--enable-lora" not in server_arguments("m", **flags, adapter_rank=0, returns_routes=False)
 
 
+@pytest.mark.slow("starts an engine")
 def test_an_engine_of_this_process_takes_weights_with_the_adapter_added(tmp_path):
     policy, sync = AdaptedPolicy(), Folder(tmp_path)
     engine = EmbeddedEngine("engine-0", policy.model, policy.tokenizer)
