@@ -5,14 +5,20 @@ BIN := .venv/bin
 # each process of `make test` ten seconds.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test scale lint types imports check parity mutation faults journeys screenshots animation diagrams gallery docs pages clean
+.PHONY: demo test slow scale lint types imports check parity mutation faults journeys screenshots animation diagrams gallery docs pages clean
 
 demo: .venv/.ready
 	$(BIN)/proximo train
 
-# Each process gets neighbouring tests, so that a file's fixtures are made once.
+# Before each commit: every value, law and refusal, in three minutes on two quiet cores. What takes longer is marked
+# with its reason, `@pytest.mark.slow("starts a browser")`. Each process gets neighbouring tests, so that a file's
+# fixtures are made once.
 test: .venv/.ready
-	$(BIN)/pytest -q -n auto --dist worksteal
+	$(BIN)/pytest -q -n auto --dist worksteal -m "not slow and not scale"
+
+# The rest: whole runs, resumes, kills, browsers, documented commands. Ten minutes.
+slow: .venv/.ready
+	$(BIN)/pytest -q -n auto --dist worksteal -m "slow and not scale"
 
 # Several processes and other engines; minutes. PROXIMO_VLLM_PYTHON names a Python with vLLM, for tests that need it.
 scale: .venv/.ready
@@ -28,7 +34,7 @@ types: .venv/.ready
 imports: .venv/.ready
 	$(BIN)/lint-imports
 
-check: test lint types imports
+check: test slow lint types imports
 
 # Plants small faults in losses/ one by one and shows which test catches each.
 mutation: .venv/.ready

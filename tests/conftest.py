@@ -3,6 +3,7 @@ import gc
 import os
 import signal
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,8 @@ import pytest
 if TYPE_CHECKING:
     from proximo.rewards.grading import Grading
 
+SLOW = 2.0
+"""Seconds from which on a test without the marker is shown at the end."""
 pytest_plugins = ["tests.insight.page.browser", "tests.small_models"]
 
 
@@ -39,6 +42,31 @@ def pytest_configure(config: pytest.Config) -> None:
     busy = (HealthCheck.too_slow,)  # counts seconds, too
     settings.register_profile("house", deadline=None, derandomize=True, max_examples=60, suppress_health_check=busy)
     settings.load_profile("house")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A slow test says why it is: before tests are chosen by their markers, so that none is forgotten."""
+    bare = {each.nodeid for each in items for mark in each.iter_markers("slow") if not _says_why(mark)}
+    if bare:
+        raise pytest.UsageError(f'a slow test says why, `@pytest.mark.slow("starts a browser")`: {", ".join(bare)}')
+
+
+def _says_why(mark: pytest.Mark) -> bool:
+    return len(mark.args) == 1 and isinstance(mark.args[0], str) and " " in mark.args[0] and not mark.kwargs
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """The slowest tests without the marker, so that `make test` stays fast; no test fails by a clock."""
+    seconds = Counter[str]()
+    for report in (each for reports in terminalreporter.stats.values() for each in reports):
+        if isinstance(report, pytest.TestReport) and not {"slow", "scale", "gpu"} & report.keywords.keys():
+            seconds[report.nodeid] += report.duration
+    slowest = [(name, each) for name, each in seconds.most_common(20) if each > SLOW]
+    if slowest:
+        terminalreporter.section(f"over {SLOW:g} s, and not marked as slow")
+        for name, each in slowest:
+            terminalreporter.write_line(f"{each:6.1f} s  {name}")
 
 
 def pytest_collection_finish() -> None:

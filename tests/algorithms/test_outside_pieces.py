@@ -66,6 +66,7 @@ def test_explain_shows_what_a_piece_gives_and_says_what_it_does_not(here, capsys
     assert explain.nearest(mine()).name == "dapo"
 
 
+@pytest.mark.slow("trains and resumes a run")
 def test_a_run_with_pieces_of_ones_own_trains_resumes_and_is_replayed(here, capsys):
     flags = ["--algorithm.gate.type", "my_gate.py:Ceiling", "--algorithm.keep.type", "my_keep.py:First"]
     flags += ["--algorithm.keep.groups", "2", "--training.groups", "2", "--training.group-size", "4"]

@@ -74,6 +74,7 @@ def test_each_function_is_typed_and_has_an_example(name: str):
         assert each in text or "The other arguments are those of `proximo.train`" in text, each
 
 
+@pytest.mark.slow("runs a notebook")
 def test_the_notebook_runs_from_top_to_bottom(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     cells = [cell for cell in json.loads(NOTEBOOK.read_text())["cells"] if cell["cell_type"] == "code"]

@@ -35,6 +35,7 @@ def planned(capsys, *flags: str) -> dict[str, Any]:
     return json.loads(capsys.readouterr().out)["config"]
 
 
+@pytest.mark.slow("trains a run")
 @pytest.mark.parametrize(("algorithm", "steps"), [("ppo", None), ("dapo", 40)])
 def test_the_config_is_the_command_lines(algorithm: str, steps: int | None, capsys):
     value, more = getattr(proximo, algorithm.upper()), ["--steps", "40"] if steps else []
@@ -49,6 +50,7 @@ def test_a_model_and_a_task_are_the_command_lines(capsys):
     assert toml.plain(config) == planned(capsys, "--model", MODEL, "--task.type", "Arithmetic")
 
 
+@pytest.mark.slow("trains a run")
 def test_rows_train_and_the_lines_say_what_was_chosen_and_why(capsys):
     run = proximo.train(MODEL, "runs/mine", data=ROWS, steps=1, algorithm="sapo")
     said = capsys.readouterr().err

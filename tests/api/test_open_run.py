@@ -39,6 +39,7 @@ def killed(folder: Path, copy: Path) -> Path:
     return copy
 
 
+@pytest.mark.slow("trains a run")
 def test_metrics_have_one_row_a_step(folder: Path):
     table = proximo.open_run(folder).metrics()
     rows = logged(folder)

@@ -262,6 +262,7 @@ def rows(folder: Path) -> str:
     return str(path)
 
 
+@pytest.mark.slow("trains and resumes a run")
 def test_a_run_with_a_lambda_needs_it_again_to_resume(tmp_path: Path, monkeypatch):
     def longer(completions, **columns):
         return [float(len(text)) for text in completions]
@@ -298,6 +299,7 @@ def test_a_run_with_a_lambda_needs_it_again_to_resume(tmp_path: Path, monkeypatc
     )
 
 
+@pytest.mark.slow("trains and resumes a run")
 def test_a_run_with_a_function_of_a_module_resumes_without_it(tmp_path: Path):
     """DAPO with one function as a file's verdict."""
     config = small(algorithm=proximo.DAPO, task=File(rows(tmp_path), held_out=0.2), steps=1)

@@ -114,6 +114,7 @@ def test_a_model_that_is_not_there_is_refused(tmp_path: Path):
 # compare
 
 
+@pytest.mark.slow("trains several runs")
 def test_compare_trains_each_config_with_each_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(workers, "starter", RunStarter)
     base = small(training=replace(small().training, minibatches=1))

@@ -31,6 +31,7 @@ def whole(tmp_path_factory) -> Path:
     return folder
 
 
+@pytest.mark.slow("trains two runs")
 def test_it_writes_what_the_command_line_writes(whole: Path, tmp_path: Path):
     file = tmp_path / "run.toml"
     file.write_text(toml.dumps(small()))
@@ -62,6 +63,7 @@ def test_a_finished_run_returns_its_result_at_once(whole: Path, monkeypatch):
     assert result.result == proximo.open_run(whole).result
 
 
+@pytest.mark.slow("trains and resumes a run")
 def test_a_run_that_failed_resumes_to_the_same_bytes(whole: Path, tmp_path: Path):
     def fail(step: int, _: dict[str, float]) -> None:
         if step == 2:
@@ -80,6 +82,7 @@ def test_a_run_that_failed_resumes_to_the_same_bytes(whole: Path, tmp_path: Path
 # on_step
 
 
+@pytest.mark.slow("trains a run")
 def test_true_ends_a_run_saved_evaluated_and_finished(whole: Path, tmp_path: Path):
     seen: dict[int, dict[str, float]] = {}
 
@@ -101,6 +104,7 @@ def test_true_ends_a_run_saved_evaluated_and_finished(whole: Path, tmp_path: Pat
     assert metrics(folder) == metrics(whole)
 
 
+@pytest.mark.slow("trains a run")
 def test_what_a_logger_returns_ends_nothing(whole: Path, tmp_path: Path):
     proximo.train(small(), tmp_path / "run", on_step=lambda step, found: found, quiet=True)
     assert metrics(tmp_path / "run") == metrics(whole)
@@ -145,6 +149,7 @@ def test_bad_input_is_refused_before_a_model_loads(config, message: str, tmp_pat
 # The process
 
 
+@pytest.mark.slow("trains a run")
 def test_the_process_is_left_as_it_was_found(whole: Path, tmp_path: Path, monkeypatch):
     from proximo.system import machine
 
@@ -160,6 +165,7 @@ def test_the_process_is_left_as_it_was_found(whole: Path, tmp_path: Path, monkey
     assert logging.is_progress_bar_enabled() == bars
 
 
+@pytest.mark.slow("trains a run")
 def test_ctrl_c_saves_the_run(whole: Path, tmp_path: Path, signals_are_heard):
     def press(step: int, _: dict[str, float]) -> None:
         if step == 1:

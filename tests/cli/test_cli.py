@@ -288,6 +288,7 @@ def test_tasks_are_shown_by_example(capsys):
 CHECKED = ["--sampling.max-tokens", "4", "--task.held-out", "20"]
 
 
+@pytest.mark.slow("checks a whole setup")
 def test_selfcheck_prints_a_table_or_json(folder, capsys):
     assert main(["selfcheck", "--task.type", "Arithmetic", "--model", folder, *CHECKED]) == 0
     printed = capsys.readouterr()
@@ -320,6 +321,7 @@ def test_selfcheck_names_the_culprit(folder, capsys, monkeypatch):
     assert "\x1b" not in printed.out + printed.err
 
 
+@pytest.mark.slow("checks whole setups")
 def test_selfcheck_refuses_what_it_cannot_load(capsys, folder):
     assert "neither a folder nor a model" in refused(
         ["selfcheck", "--task.type", "Arithmetic", "--model", "/no/such/folder"], capsys

@@ -38,6 +38,7 @@ def proximo(*arguments: str, **environment: str) -> subprocess.CompletedProcess[
     return subprocess.run(command, env={**os.environ, **environment}, capture_output=True, check=False, timeout=SECONDS)
 
 
+@pytest.mark.slow("starts commands")
 def test_a_reader_that_has_seen_enough():
     command = [sys.executable, "-m", "proximo.cli", "tasks"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
@@ -49,6 +50,7 @@ def test_a_reader_that_has_seen_enough():
     assert error == b""
 
 
+@pytest.mark.slow("starts commands")
 @pytest.mark.parametrize("closed", ["1", "2"])
 def test_streams_that_were_never_open(closed):
     script = f'exec "{sys.executable}" -m proximo.cli explain grpo {closed}>&-'
@@ -58,6 +60,7 @@ def test_streams_that_were_never_open(closed):
     assert (b"GRPO" in done.stdout) == (closed == "2")
 
 
+@pytest.mark.slow("starts commands")
 def test_a_narrow_dumb_terminal_without_colours_or_utf8():
     done = proximo("explain", "grpo", **ASCII, TERM="dumb", NO_COLOR="1", COLUMNS="40")
     assert done.returncode == 0
@@ -101,6 +104,7 @@ def bare(tmp_path_factory) -> tuple[int, list[tuple[bytes, bytes]], Path]:
     return done.returncode, printed, folder
 
 
+@pytest.mark.slow("starts commands")
 def test_a_home_where_nothing_can_be_written(bare):
     """What is measured of the machine cannot be kept; the command works all the same."""
     status, [(output, error), _], folder = bare

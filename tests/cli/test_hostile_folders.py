@@ -104,6 +104,7 @@ LINES["view"].append(["view", "--static", "written", "run"])
 LINES["train"].append(["train", "run.toml", "--run", "run"])
 
 
+@pytest.mark.slow("asks every command for its help")
 def test_every_command_is_tried_with_a_folder():
     assert {*LINES} == {*COMMANDS} - {*WITHOUT_RUNS}
     for command, tried in LINES.items():
@@ -285,6 +286,7 @@ def no_training(monkeypatch) -> None:
     monkeypatch.setattr(loading, "load_weights", refused)
 
 
+@pytest.mark.slow("runs every command on hostile folders")
 @pytest.mark.usefixtures("no_training")
 @pytest.mark.parametrize("command", sorted(LINES))
 def test_files_that_are_none_harm_nobody(here, capsys, monkeypatch, command):
@@ -383,6 +385,7 @@ LEARNS = [kind for kind in CODE if kind.startswith(("gate", "sampler", "a progra
 """What an evaluation does not need."""
 
 
+@pytest.mark.slow("runs every command on hostile folders")
 @pytest.mark.parametrize("command", sorted(LINES))
 def test_code_that_a_run_names_is_not_executed(here, capsys, monkeypatch, command):
     run, failures = Path("run"), []

@@ -118,6 +118,7 @@ def test_the_dry_run_says_what_is_trained(capsys):
     assert "policy (0.8 M, trained), its frozen part (0.0 M, frozen), reference" in capsys.readouterr().out
 
 
+@pytest.mark.slow("checks a whole setup")
 def test_selfcheck_looks_at_the_adapter(capsys):
     arguments = ["--training.group-size", "4", "--device", "cpu", "--adapter.type", "Lora", "--json"]
     assert main(["selfcheck", *arguments]) == 0

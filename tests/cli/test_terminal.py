@@ -147,6 +147,7 @@ def test_a_secrets_file_is_no_secret(tmp_path):
     assert masked(text, environment) == text
 
 
+@pytest.mark.slow("masks megabytes")
 @pytest.mark.parametrize("text", ["a", "a://", "://a", "?", "?token", "&key=", "Bearer ", "Bearer", "a@", "/", "hf_"])
 def test_masking_takes_one_pass(text):
     """In steps that grow with the square of the length this would take hours."""
@@ -186,6 +187,7 @@ def test_secrets_reach_neither_disk_nor_terminal(flag, tmp_path, monkeypatch, ca
     assert not [path for path in written if b"CANARY" in path.read_bytes()]
 
 
+@pytest.mark.slow("trains a run")
 def test_a_run_folder_keeps_no_secret(tmp_path, monkeypatch, capsys):
     """Neither what the environment holds nor what the command line said of it."""
     monkeypatch.setenv("SOME_API_KEY", "CANARY-CANARY-2")

@@ -71,7 +71,7 @@ def test_folders_and_patterns_are_read_in_order(tmp_path: Path):
     assert rows_of(tmp_path / "d") == ROWS
     assert rows_of(tmp_path / "d" / "*.jsonl") == ROWS
     write(tmp_path / "d" / "c.csv")
-    with pytest.raises(ValueError, match="data is '.*', which holds .csv and .jsonl files: give a pattern of one kind"):
+    with pytest.raises(ValueError, match="data is '.*.csv and .jsonl.*give a pattern of one kind"):
         data_files(str(tmp_path / "d"), "data")
 
 
@@ -81,7 +81,7 @@ def test_a_folder_of_splits_is_told_apart(tmp_path: Path):
     train, test = f"{tmp_path}/train*.parquet", f"{tmp_path}/test*.parquet"
     assert split_patterns(str(tmp_path), "data") == (train, [test])
     assert len(data_files(train, "data")) == 2
-    with pytest.raises(ValueError, match="which holds training and test files: give one of them, '.*train-.*' or '"):
+    with pytest.raises(ValueError, match="give one of them, '.*train-.*' or '"):
         data_files(str(tmp_path), "data")
 
 
@@ -111,15 +111,13 @@ def test_a_data_set_in_the_hubs_cache(offline: Path):
     assert rows_of(train) == ROWS
     assert data_name(train) == "gsm8k"
     cached(offline, "socratic/train-00000-of-00001.parquet")
-    with pytest.raises(ValueError, match="several data sets: give openai/gsm8k:main or openai/gsm8k:socratic$"):
+    with pytest.raises(ValueError, match="give openai/gsm8k:main or openai/gsm8k:socratic$"):
         split_patterns("openai/gsm8k", "data")
     assert split_patterns("openai/gsm8k:main", "data") == (train, tests)
 
 
 def test_what_the_cache_lacks_is_refused_in_one_line(offline: Path):
-    with pytest.raises(
-        ValueError, match="data is 'openai/gsm8k': there is no such file, HF_HUB_OFFLINE is set"
-    ) as told:
+    with pytest.raises(ValueError, match="data is 'openai/gsm8k'.*HF_HUB_OFFLINE is set") as told:
         split_patterns("openai/gsm8k", "data")
     assert "\n" not in str(told.value)
 

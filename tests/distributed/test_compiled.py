@@ -1,5 +1,7 @@
 """Layers in shards are compiled between the hooks that gather their weights, once for all of them."""
 
+import pytest
+
 from tests.run_processes import Script
 
 COMPILED = """
@@ -45,6 +47,7 @@ print("fine")
 """
 
 
+@pytest.mark.slow("compiles layers")
 def test_layers_in_shards_are_compiled_once_and_told_apart(tmp_path):
     script = Script(COMPILED, stdout=tmp_path / "stdout", stderr=tmp_path / "stderr")
     assert script.wait() == 0, (tmp_path / "stderr").read_text()[-2000:]

@@ -128,6 +128,7 @@ def test_a_dry_run_says_whether_each_rank_holds_its_part(flags, peak, capsys):
     assert f"# {peak}" in capsys.readouterr().out
 
 
+@pytest.mark.slow("starts ranks")
 def test_ranks_hold_less_each_and_need_no_copy_where_engines_sample():
     card, sizes = Card("any", memory=1000.0, bandwidth=1e12, arithmetic=1e14), {}
     for ranks in (2, 8):

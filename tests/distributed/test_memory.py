@@ -32,6 +32,7 @@ def test_ranks_keep_to_the_smallest_plan(monkeypatch):
     assert planned(Passes(1.0, 100)).token_budget == 100
 
 
+@pytest.mark.slow("starts ranks")
 def test_the_launcher_starts_all_again_with_what_a_rank_left(tmp_path):
     """More often than it restarts ranks that die, and no longer when nothing gets smaller."""
     code = (

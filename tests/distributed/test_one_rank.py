@@ -28,6 +28,7 @@ def mesh() -> Iterator[Mesh]:
     mesh.close()
 
 
+@pytest.mark.slow("trains several runs")
 @pytest.mark.parametrize(
     "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.scale) for name in CASES]
 )
@@ -60,6 +61,7 @@ def test_trained_weights_are_held_in_float32_and_frozen_ones_as_they_compute(mes
     assert policy.logprobs(*rows).isfinite().all()
 
 
+@pytest.mark.slow("trains a run")
 def test_an_adapter_is_trained_behind_a_first_pass_without_it(mesh):
     """The reference's, as after a resume: what shards the model looks at the first pass for what is trained."""
     batch = assemble(make_groups(2, seed=0), [], build(CASES["lora"], lambda policy: policy), 24).batch

@@ -24,6 +24,7 @@ def mesh() -> Iterator[Mesh]:
     mesh.close()
 
 
+@pytest.mark.slow("trains and resumes runs")
 @pytest.mark.parametrize("name", ["ppo_layers", pytest.param("kl", marks=pytest.mark.scale)])
 def test_shards_and_a_whole_model_read_each_other(mesh, tmp_path, name):
     def sharded(policy):

@@ -37,6 +37,7 @@ def weights(folder: Path) -> torch.Tensor:
     return torch.cat([each.flatten().double() for _, each in sorted(load_file(file).items())])
 
 
+@pytest.mark.slow("trains and resumes runs")
 @pytest.mark.usefixtures("ordinary_precision")
 @pytest.mark.parametrize("name", [*NAMES[:1], *(pytest.param(each, marks=pytest.mark.scale) for each in NAMES[1:])])
 def test_one_rank_equals_none_and_resumes_exactly(mesh, tmp_path, name):

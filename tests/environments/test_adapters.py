@@ -224,6 +224,7 @@ Game, _tools = environment_of(Counter)
 increment = _tools["increment"]
 
 
+@pytest.mark.slow("starts environments that import much")
 def test_an_environment_for_trl_is_played(workers):
     here = "tests.environments.test_adapters"
     environment = MultiTurn(f"{here}:Game", tools=(f"{here}:increment",))
@@ -274,6 +275,7 @@ Drawing, _adding = environment_of(Increments)
 add = _adding["add"]
 
 
+@pytest.mark.slow("starts environments that import much")
 def test_a_class_for_trl_that_draws_its_task_draws_the_same_for_siblings(workers):
     here = "tests.environments.test_adapters"
     rows = started(Increments, 3)

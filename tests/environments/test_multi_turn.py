@@ -280,6 +280,7 @@ def test_what_one_episode_prints_is_no_other_ones_concern(workers):
     assert not failures(workers)
 
 
+@pytest.mark.slow("waits for processes to be killed")
 def test_a_megabyte_is_cut_and_what_is_forked_is_killed(workers):
     environment = MultiTurn(f"{HERE}:Broken", {"how": "megabyte"}, max_answer_tokens=20)
     [(first, _)], _ = played(environment, TOKENIZER, say, ASKED[:1])
@@ -293,7 +294,7 @@ def test_a_megabyte_is_cut_and_what_is_forked_is_killed(workers):
 
 
 def test_an_environment_that_cannot_be_loaded_ends_the_run():
-    with pytest.raises(GraderFailed, match=r"environment.path is .*:Missing': ValueError: .* no class or function Mis"):
+    with pytest.raises(GraderFailed, match=r"environment.path is .*:Missing'.*no class or function Mis"):
         played(MultiTurn(f"{HERE}:Missing"), TOKENIZER, say, ASKED[:1])
 
 

@@ -72,6 +72,7 @@ IMPORTED = (compare, plan, designs)
 """Modules that take the preset when they are imported, which must not be while it is replaced."""
 
 
+@pytest.mark.slow("runs the code and the commands of a page")
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_page_works_from_top_to_bottom(page: Path, tmp_path, monkeypatch):
     """Code, commands, data and named files in order and in one folder, as a reader would."""

@@ -5,7 +5,10 @@ import re
 import subprocess
 import sys
 import tomllib
+from functools import cache
+from pathlib import Path
 
+import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -15,10 +18,16 @@ SOURCE = ROOT / "src" / "proximo"
 FILES = sorted(SOURCE.rglob("*.py"))
 
 
+@cache
+def parsed(path: Path) -> ast.Module:
+    """Shared by the rules: parsing all files takes seconds each time."""
+    return ast.parse(path.read_text())
+
+
 def test_functions_stay_short():
     assert len(FILES) > 20
     for path in FILES:
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(parsed(path)):
             if isinstance(node, ast.FunctionDef):
                 length = (node.end_lineno or node.lineno) - node.lineno + 1
                 assert length <= 60, f"{path.name}: {node.name} has {length} lines"
@@ -35,15 +44,15 @@ def test_nothing_asks_which_class_a_piece_is():
         node.name
         for path in FILES
         if path.parent == SOURCE / "losses" / "pieces" and path.stem != "protocols"
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in ast.walk(parsed(path))
         if isinstance(node, ast.ClassDef)
     }
     assert {"Clip", "KeepMixed", "PositiveNll", "SamplerPolicy"} <= pieces
     asked = [
         f"{path.name}:{node.lineno}"
         for path in FILES
-        if "isinstance" in (text := path.read_text())
-        for node in ast.walk(ast.parse(text))
+        if "isinstance" in path.read_text()
+        for node in ast.walk(parsed(path))
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "isinstance"
         for name in ast.walk(node.args[1])
         if isinstance(name, ast.Name | ast.Attribute)
@@ -57,6 +66,7 @@ def test_no_room_called_utils():
     assert not {path.stem for path in FILES} & forbidden
 
 
+@pytest.mark.slow("starts Python anew")
 def test_importing_the_library_loads_torch_and_nothing_else_heavy():
     # Everything but torch is hidden: the library must import on a machine that has torch alone.
     script = """
@@ -96,6 +106,7 @@ def test_the_constraints_leave_room_for_what_extras_need():
     assert Requirement("pillow<13").specifier.contains(pinned.get(canonicalize_name("pillow"), "12"))
 
 
+@pytest.mark.slow("starts Python anew")
 def test_what_loads_no_model_imports_no_model_code():
     """Reading and showing runs takes half the time and 100 MB less without transformers' model code."""
     script = "import sys, proximo.insight.page.server, proximo.api.run\nassert 'transformers' not in sys.modules"
@@ -107,7 +118,7 @@ def test_model_types_are_for_signatures_only():
     """At run time they are Any: a test against one would not hold, and a call would fail."""
     checked = 0
     for path in FILES:
-        tree = ast.parse(path.read_text())
+        tree = parsed(path)
         names = {
             each.name
             for node in tree.body

@@ -2,11 +2,9 @@
 
 import ast
 from collections.abc import Iterator
-from pathlib import Path
 
-import proximo
+from tests.house.test_house import FILES, SOURCE, parsed
 
-SOURCE = Path(proximo.__file__).parent
 LOADS = {
     "config/unions.py": "asks its caller's `load`, which is that of the config's reader",
     "config/trust/permission.py": "asks first",
@@ -21,9 +19,9 @@ OWN = {"insight/compare/worker.py": "a config that the comparison has just writt
 
 
 def calls(name: str) -> Iterator[tuple[str, ast.Call]]:
-    for path in sorted(SOURCE.rglob("*.py")):
-        if name in (text := path.read_text()):
-            for node in ast.walk(ast.parse(text)):
+    for path in FILES:
+        if name in path.read_text():
+            for node in ast.walk(parsed(path)):
                 if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] == name:
                     yield path.relative_to(SOURCE).as_posix(), node
 

@@ -5,9 +5,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-import proximo
+from tests.house.test_house import SOURCE, parsed
 
-SOURCE = Path(proximo.__file__).parent
 METHODS = {
     *("read_bytes", "read_text", "write_bytes", "write_text", "unlink", "rmdir", "mkdir", "touch"),
     *("symlink_to", "hardlink_to", "iterdir", "glob", "rglob"),
@@ -89,7 +88,7 @@ LINES = {
 
 def offences(path: Path) -> Iterator[str]:
     text = path.read_text()
-    for node in ast.walk(ast.parse(text)) if NAMES.search(text) else ():
+    for node in ast.walk(parsed(path)) if NAMES.search(text) else ():
         if isinstance(node, ast.Call) and _opens(node):
             yield f"{path.relative_to(SOURCE)}:{node.lineno}: {ast.unparse(node)}"
 

@@ -35,6 +35,7 @@ def metadata(wheel) -> Message:
     return Parser().parsestr(wheel.read(f"proximo-{proximo.__version__}.dist-info/METADATA").decode())
 
 
+@pytest.mark.slow("builds the wheel")
 def test_the_wheel_is_the_package_and_nothing_else(wheel):
     source = ROOT / "src"
     wanted = {

@@ -158,7 +158,7 @@ def test_an_adapter_of_another_model_is_refused(adapter: Path, tmp_path: Path):
 
 
 def test_an_adapter_of_an_adapter_is_refused(adapter: Path, tmp_path: Path):
-    with pytest.raises(ValueError, match="is an adapter, and adapter adds another to it: merge the first"):
+    with pytest.raises(ValueError, match="is an adapter.*merge the first"):
         base_for(str(adapter))
     (tmp_path / "second").mkdir()
     for file in adapter.iterdir():
@@ -172,7 +172,7 @@ def test_without_peft_the_extra_is_named(adapter: Path, base: Path, monkeypatch)
     monkeypatch.setitem(sys.modules, "peft", None)
     load_model(str(base))
     for work in (lambda: load_model(str(adapter)), lambda: base_for(str(base))):
-        with pytest.raises(ValueError, match=r"an adapter needs the package peft .*pip install 'proximo\[lora\]'"):
+        with pytest.raises(ValueError, match=r"peft.*pip install 'proximo\[lora\]'"):
             work()
 
 

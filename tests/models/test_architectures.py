@@ -105,6 +105,7 @@ def by_itself(model: PreTrainedModel, prompt: tuple[int, ...], tokens: tuple[int
     return logprobs.gather(1, torch.tensor(tokens)[:, None])[:, 0]
 
 
+@pytest.mark.slow("makes a model of every architecture")
 @pytest.mark.parametrize("name", ARCHITECTURES)
 @pytest.mark.filterwarnings("ignore")  # transformers and torch say much about the slow paths of hybrids
 def test_sampler_learner_and_plain_forward_agree(name: str):

@@ -156,7 +156,7 @@ def test_what_limits_a_row():
 def test_a_run_is_refused_before_its_model_is_loaded(tmp_path: Path):
     built("gpt2").config.save_pretrained(tmp_path)
     config = RunConfig(task=Arithmetic(), sampling=SamplingOptions(max_tokens=64))
-    with pytest.raises(ValueError, match="max_tokens is 64, which leaves no room for a prompt: the model has 64"):
+    with pytest.raises(ValueError, match="max_tokens is 64.*the model has 64.*give less than 64"):
         check_prompts(config, str(tmp_path), TOKENIZER)
     config = replace(config, sampling=SamplingOptions(max_tokens=62))
     with pytest.raises(ValueError, match="sampling.max_tokens is 62: the model has 64 positions, which leaves 2"):

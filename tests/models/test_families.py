@@ -162,6 +162,7 @@ def kinds(model: PreTrainedModel) -> set[str]:
     return {".".join(re.sub(r"\.\d+", "", name).split(".")[-2:]) for name, _ in lora_layers(model)}
 
 
+@pytest.mark.slow("trains a model of every family")
 @pytest.mark.parametrize(
     ("base", "expected"), [(name, each[1]) for name, each in FAMILIES.items()], indirect=["base"], ids=FAMILIES
 )
@@ -196,6 +197,7 @@ def test_an_adapter_is_trained_saved_read_and_merged(base: Path, expected: tuple
     assert torch.equal(logits(resumed.model), found)
 
 
+@pytest.mark.slow("trains models and reads them with peft")
 @pytest.mark.parametrize("base", ["glm4_moe", "afmoe", "hunyuan_v1_moe", "phimoe", "jamba"], indirect=True)
 @SLOW_PATHS
 def test_peft_and_transformers_read_it_too(base: Path, tmp_path: Path):

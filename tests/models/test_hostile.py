@@ -139,6 +139,7 @@ def test_templates_that_are_no_text_or_too_deep_are_refused(template):
         templates.check_template(tokenizer, "x")
 
 
+@pytest.mark.slow("waits for templates that take all memory")
 @pytest.mark.parametrize("grown", ["text.x ~ text.x", "[text.x, text.x]|join", "text.x + text.x"])
 def test_a_template_that_doubles_a_text_is_refused_before_the_memory_is_taken(grown):
     """It took all that there was."""
@@ -146,7 +147,7 @@ def test_a_template_that_doubles_a_text_is_refused_before_the_memory_is_taken(gr
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, resource.getrlimit(resource.RLIMIT_DATA)
     start = "{% set text = namespace(x='a') %}{% for _ in range(40) %}"
     tokenizer.chat_template = f"{start}{{% set text.x = {grown} %}}{{% endfor %}}"
-    with pytest.raises(ValueError, match="^path 'x': the chat template asks for too much: memory; use another$"):
+    with pytest.raises(ValueError, match="^path 'x': the chat template.*memory; use another$"):
         templates.check_template(tokenizer, "x")
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before[0] < 3 << 20
     assert resource.getrlimit(resource.RLIMIT_DATA) == before[1]

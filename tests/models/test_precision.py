@@ -120,6 +120,7 @@ VALUES = {
 }
 
 
+@pytest.mark.slow("trains runs")
 @pytest.mark.parametrize("value", VALUES.values(), ids=VALUES)
 def test_a_run_in_half_precision(value, tmp_path):
     # The bonus is there to be learned from: nothing that a random model says is right.
@@ -153,6 +154,7 @@ def test_frozen_copies_and_switches_follow_the_config(tmp_path, monkeypatch):
 # The self-check
 
 
+@pytest.mark.slow("checks whole setups")
 @pytest.mark.parametrize("algorithm", [GRPO, GSPO, PPO])
 def test_a_sound_setup_passes_in_half_precision_and_is_left_as_it_was(algorithm):
     model = with_precision(tiny_model(**SMALL), torch.bfloat16)

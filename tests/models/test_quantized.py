@@ -264,9 +264,7 @@ def test_a_plan_counts_the_quantised_base():
 
 def test_a_missing_package_is_one_line(monkeypatch):
     monkeypatch.setitem(sys.modules, "bitsandbytes", None)
-    with pytest.raises(
-        ValueError, match=r"adapter.quantize_base is 'nf4', which needs .*pip install 'proximo\[qlora\]'"
-    ):
+    with pytest.raises(ValueError, match=r"adapter.quantize_base is 'nf4'.*pip install 'proximo\[qlora\]'"):
         check_quantization("nf4", "cpu")
     check_quantization("int8", "cpu")
     check_quantization(None, "cpu")

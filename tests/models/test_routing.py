@@ -359,6 +359,7 @@ def config(model: str, **changes) -> RunConfig:
     return replace(small, **changes)
 
 
+@pytest.mark.slow("trains runs")
 @pytest.mark.parametrize(
     ("replay", "sampler"), [("old_policy", Embedded()), ("sampler", Embedded()), ("sampler", Mismatched(lag=1))]
 )

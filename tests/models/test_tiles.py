@@ -243,6 +243,7 @@ print("fine")
 """
 
 
+@pytest.mark.slow("compiles layers")
 def test_one_compilation_serves_all_layers_and_sizes(tmp_path):
     script = Script(COMPILED, stdout=tmp_path / "stdout", stderr=tmp_path / "stderr")
     assert script.wait() == 0, (tmp_path / "stderr").read_text()[-2000:]

@@ -104,6 +104,7 @@ def rows(path: Path) -> list[dict]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
+@pytest.mark.slow("trains two runs")
 def test_three_steps_are_those_of_the_embedded_sampler(engine: Engine, tmp_path: Path):
     sampler = HttpSampler(engine.url, repeats=True)
     assert isinstance(sampler, SamplerFactory)
@@ -130,6 +131,7 @@ def test_an_adapter_reaches_the_engine_as_whole_weights(engine: Engine, tmp_path
     assert not any("norm" in name or "embed" in name for name in moved)
 
 
+@pytest.mark.slow("trains and resumes a run")
 def test_a_sampler_that_does_not_repeat_is_named_at_the_start_and_on_resume(engine: Engine, tmp_path: Path):
     config = replace(CONFIG, sampler=HttpSampler(engine.url), steps=2)
     before = trained(config, tmp_path)

@@ -108,7 +108,7 @@ def test_an_extra_plans_over_the_whole_step():
     (weights,) = plan_step(algorithm, rows_of(algorithm, inputs)).rows(slice(0, 2)).extra_weights
     assert weights is not None
     assert_close(weights, matrix([[0.25] * 4, [0.0] * 4]))
-    with pytest.raises(ValueError, match="weights is a tensor, but FirstRow looks at all rows of the step"):
+    with pytest.raises(ValueError, match="weights is a tensor.*FirstRow.*weights=None"):
         proximo.policy_loss(algorithm, **tensors, outcome=torch.zeros(4), weights=WEIGHTS)
     with pytest.raises(ValueError, match="outcome is None, but FirstRow"):
         proximo.policy_loss(algorithm, **tensors)
@@ -150,7 +150,7 @@ def test_a_piece_has_rules_of_its_own():
 
 
 def test_rules_ask_what_a_piece_says():
-    with pytest.raises(ValueError, match="correct is .*, but with anchor Between the ratio is the correction"):
+    with pytest.raises(ValueError, match="correct is .*anchor Between.*use None"):
         replace(PLAIN, anchor=pieces.Between(), correct=pieces.Rejecting())
     with pytest.raises(ValueError, match="ratio SequenceRatio.* pools a row, advantage Countdown"):
         replace(GSPO, advantage=pieces.Countdown())
@@ -350,7 +350,7 @@ class TokenReward:
 
 def test_a_reward_of_single_tokens_from_outside_needs_no_controller():
     groups = [group_of([1.0, 0.0], [2, 3]), group_of([0.0, 1.0], [4, 1])]
-    with pytest.raises(ValueError, match=r"^shape TokenReward returned a tensor of shape \(4,\): .* shape \(4, 4\)$"):
+    with pytest.raises(ValueError, match=r"^shape TokenReward returned .*\(4,\): .* shape \(4, 4\)$"):
         assemble(groups, [], learner(replace(PLAIN, shape=TokenReward(of_rows=True))), 8)
     trainer = learner(replace(PLAIN, shape=TokenReward(of_rows=False)))
     assemble(groups, [], trainer, 8)

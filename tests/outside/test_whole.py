@@ -150,6 +150,7 @@ def die_before(index: int, monkeypatch) -> None:
     monkeypatch.setattr(training, "train_step", until)
 
 
+@pytest.mark.slow("trains and resumes a run")
 def test_a_file_of_ones_own_trains_resumes_explains_and_is_replayed(here, capsys):
     assert main(["train", *FLAGS, "--run", "whole"]) == 0
     with pytest.MonkeyPatch.context() as patch:

@@ -114,9 +114,7 @@ def test_adapters_by_hand():
 
 def test_what_is_no_model_is_refused_in_one_line(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    with pytest.raises(
-        ValueError, match=r"neither a folder nor a model .* or give a shape by name: SmolLM2-135M, 0.6B, 1.7B"
-    ):
+    with pytest.raises(ValueError, match=r"neither a folder .*by name: SmolLM2-135M, 0.6B, 1.7B"):
         read_shape("nobody/nothing")
     file = tmp_path / "config.json"
     file.write_text(json.dumps({"model_type": "toaster"}))
@@ -128,7 +126,7 @@ def test_what_is_no_model_is_refused_in_one_line(tmp_path, monkeypatch):
 def test_a_model_without_attention_is_refused_and_experts_by_either_name_are_counted(tmp_path):
     size: dict[str, Any] = {"vocab_size": 50, "hidden_size": 32, "num_hidden_layers": 2}
     MambaConfig(**size).save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="a mamba model, whose config has no num_attention_heads: only decoders"):
+    with pytest.raises(ValueError, match="mamba model.*num_attention_heads.*decoders with attention"):
         read_shape(str(tmp_path))
     experts: dict[str, Any] = {
         "num_experts_per_tok": 2,

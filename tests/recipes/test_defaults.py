@@ -264,6 +264,7 @@ def test_data_that_are_all_held_out_cannot_be_trained_on(folder: str, sums: str)
         facts_of(config)
 
 
+@pytest.mark.slow("trains a run")
 def test_a_command_with_a_model_and_data_does_not_run_the_demo(folder: str, sums: str, capsys):
     arguments = ["train", "--model", folder, "--task.type", "File", "--task.path", sums, "--dry-run"]
     assert main([*arguments, "--task.reward.last-number", "True", "--training.groups", "6"]) == 0

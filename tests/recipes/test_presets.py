@@ -43,6 +43,7 @@ def test_a_world_is_a_preset_of_every_algorithm_with_a_small_model(name):
     assert sum(path.stat().st_size for path in Path(resolve(config.model)).iterdir()) < 5_000_000
 
 
+@pytest.mark.slow("evaluates the presets")
 @pytest.mark.usefixtures("ordinary_precision")
 @pytest.mark.parametrize("name", WORLDS)
 def test_a_world_is_neither_solved_nor_hopeless_at_the_start(name):

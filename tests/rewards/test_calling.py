@@ -82,7 +82,7 @@ def test_functions_that_only_forbid_a_header_get_the_answer_alone():
     assert adapted(others.polite_score).form == VERL
     columns = {"prompts": [TINYZERO], "completions": ["it is 2"], "ground_truth": ["2"]}
     assert adapted(others.polite_score)(columns, 1) == [1.0]
-    with pytest.raises(ValueError, match="looks for 'Assistant:' in solution_strs, which are answers without their"):
+    with pytest.raises(ValueError, match="'Assistant:' in solution_strs.*take each as it is"):
         adapted(others.wholes_score)
 
 

@@ -159,7 +159,7 @@ def test_a_function_of_a_module_that_cannot_be_imported_by_name_is_known_by_its_
 
 @pytest.mark.parametrize("function", [lambda completions, **_: [1.0], Scorer(), Scorer().method, len])
 def test_a_function_that_no_other_process_can_find_is_refused(function):
-    with pytest.raises(ValueError, match="cannot find: write it as a function of its own into a file and give 'path/"):
+    with pytest.raises(ValueError, match="reward.path is .*into a file and give 'path/"):
         PythonFunction(function)
 
 

@@ -405,6 +405,7 @@ if sys.argv[4] == "raise":
 """
 
 
+@pytest.mark.slow("kills trainers")
 @pytest.mark.parametrize(
     ("what", "end"),
     [
@@ -445,6 +446,7 @@ def test_a_pattern_that_never_ends_costs_its_own_completion():
     assert kinds() == {"time": 1}
 
 
+@pytest.mark.slow("waits for a grader to be given up")
 def test_mathematics_that_never_ends_costs_its_own_completion():
     problem = Problem("p", "?", "1/2")
     found = MathVerify(seconds=2.0)([problem] * 3, said(["$0.5$", "$9^{9^{9^{9}}}$", "$0.6$"]))

@@ -78,6 +78,7 @@ def collapsed(tmp_path_factory) -> tuple[Path, RunResult]:
     return folder, trained(config(stop_on="collapse"), folder)
 
 
+@pytest.mark.slow("trains a run")
 def test_a_run_that_collapses_ends_with_its_best_checkpoint(collapsed):
     folder, result = collapsed
     assert (result.checkpoint.name, result.last and result.last.name) == ("step-000002", "step-000005")
@@ -133,6 +134,7 @@ def test_a_best_checkpoint_that_is_damaged_is_not_used(collapsed, tmp_path: Path
     assert resolve(str(tmp_path / "run")).endswith("checkpoints/step-000005")
 
 
+@pytest.mark.slow("trains a run")
 def test_without_stop_on_the_end_says_which_checkpoint_was_better(tmp_path: Path, capsys):
     """The whole run, with its last checkpoint as its result."""
     result = trained(config(steps=5), tmp_path / "run")
@@ -148,6 +150,7 @@ def test_without_stop_on_the_end_says_which_checkpoint_was_better(tmp_path: Path
     assert "better than the last: checkpoints/step-000002" in capsys.readouterr().out
 
 
+@pytest.mark.slow("trains a run")
 def test_a_run_that_stays_as_good_as_its_best_is_left_alone(tmp_path: Path):
     result = trained(config(steps=5, stop_on="collapse"), tmp_path, (0.2, 0.3, 0.8, 0.75, 0.78, 0.75))
     assert (result.checkpoint.name, result.ended, result.better) == ("step-000005", "", None)
@@ -158,6 +161,7 @@ class CollapsesAtThree(EntropyCollapse):
         return "entropy is gone" if history.step >= 3 else None
 
 
+@pytest.mark.slow("trains a run")
 def test_a_collapse_between_evaluations_ends_the_run_at_that_step(tmp_path: Path):
     settings = config(evaluation=EvaluationOptions(problems=40, every=2), stop_on="collapse")
     result = trained(settings, tmp_path / "run", watch=Watch([CollapsesAtThree()]))
@@ -169,6 +173,7 @@ def test_a_collapse_between_evaluations_ends_the_run_at_that_step(tmp_path: Path
     assert (result.checkpoint.name, result.last) == ("step-000003", None)  # nothing was evaluated before
 
 
+@pytest.mark.slow("trains a run")
 def test_updates_that_cannot_be_applied_end_such_a_run_with_its_best_checkpoint(tmp_path: Path):
     broken = replace(config().training, max_skipped=1, skip_spikes=2.0)
 
@@ -194,6 +199,7 @@ def test_stop_on_needs_evaluations_and_the_best_checkpoint(tmp_path: Path):
             Run(settings, tmp_path, Lines())
 
 
+@pytest.mark.slow("trains runs that collapse")
 def test_a_learning_rate_that_is_much_too_high_is_stopped_at_the_best_checkpoint(tmp_path: Path):
     """Of the demo's sums; nothing is made up."""
     settings = replace(
@@ -222,6 +228,7 @@ def test_the_change_since_the_best_is_of_the_same_problems(collapsed):
     assert since_best(before[:1], after) == {}
 
 
+@pytest.mark.slow("trains a run")
 def test_a_run_that_rejects_everything_says_so_and_stays_where_it_is(tmp_path: Path):
     """An older sampler and bounds that no completion keeps, as `rejected` 1.00 went unreported."""
     strict = replace(GRPO, kl=None, correct=GeometricRejection(0.5, 0.6))

@@ -40,6 +40,7 @@ def test_chances_and_running_rates():
         Curriculum(floor=0.0)
 
 
+@pytest.mark.slow("trains and resumes a run")
 def test_a_run_with_a_curriculum_resumes_to_the_same_bytes(tmp_path: Path):
     task = File(sums(tmp_path / "x.jsonl", 6), held_out=0.0, reward=ExactMatch(last_number=True))
     config = small(task=task, evaluation=proximo.EvaluationOptions(problems=0), steps=6)

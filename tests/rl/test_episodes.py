@@ -76,6 +76,7 @@ def metrics(folder: Path) -> list[dict]:
     return [row for row in rows if "sampler_gap" in row]
 
 
+@pytest.mark.slow("trains runs")
 @pytest.mark.parametrize("name", FIVE)
 def test_the_lens_gives_the_logged_loss(name, runs):
     for row in metrics(runs(name)):
@@ -245,6 +246,7 @@ def test_equal_rewards_earned_in_another_order_stay_equal():
     assert not assign(whole, at_their_turns(feedback, batch, 1.0, whole)).advantages.any()
 
 
+@pytest.mark.slow("trains and resumes runs")
 @pytest.mark.parametrize("name", ["ppo", "dapo"])
 @pytest.mark.parametrize("turn", [4, 5])
 def test_a_run_that_dies_in_the_middle_of_an_episode_resumes_to_the_same_bytes(name, turn, runs, tmp_path, monkeypatch):

@@ -281,6 +281,7 @@ class Echoes(Echo):
         return [Grade(share + len(said.text)) for said in completions]
 
 
+@pytest.mark.slow("trains several runs")
 @pytest.mark.parametrize("attention", ["ours", "sdpa"])
 @pytest.mark.parametrize("keep", [KeepAll(), KeepMixed()])
 def test_along_and_after_are_the_same_to_the_last_bit(attention, keep):

@@ -67,6 +67,7 @@ def stored(folder: Path, name: str) -> list[dict]:
     return [json.loads(line) for line in (folder / name).read_text().splitlines()]
 
 
+@pytest.mark.slow("trains and resumes a run")
 def test_everything_that_a_run_stores_counts_steps_from_1(trained):
     folder = trained[0]
     rows = stored(folder, "metrics.jsonl")
@@ -126,6 +127,7 @@ def test_everything_that_reads_a_run_has_the_same_numbers(trained, capsys):
     assert "no rollouts of step 0: there are 1 to 6" in capsys.readouterr().err
 
 
+@pytest.mark.slow("trains a run")
 def test_a_stored_step_is_the_one_that_its_number_says(trained, capsys):
     """Checkpoint n is the policy that step n + 1 began with, to the last bit."""
     folder = trained[0]

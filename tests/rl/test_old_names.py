@@ -114,6 +114,7 @@ def test_nothing_of_an_old_config_counts_as_changed():
     assert "sampler.type" in differences(as_before(REPLAYING), toml.dumps(replace(REPLAYING, sampler=Mismatched())))
 
 
+@pytest.mark.slow("resumes a run")
 def test_an_old_folder_opens_and_is_resumed(tmp_path: Path, capsys):
     torch.set_default_dtype(torch.float32)
     try:

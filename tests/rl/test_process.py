@@ -64,6 +64,7 @@ def test_steps_survive_a_resume():
     assert _read_rollout(stored).grade == before.grade
 
 
+@pytest.mark.slow("trains a run")
 @pytest.mark.usefixtures("ordinary_precision")
 @pytest.mark.parametrize(
     "algorithm", [presets.CHAIN_PROCESS.algorithm, replace(GSPO_TOKEN, advantage=ProcessNormalized())]

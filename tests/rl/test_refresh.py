@@ -83,6 +83,7 @@ def after_two_steps(config: RunConfig, folder: Path) -> tuple[Run, list[float], 
     return run, [row["sampler_gap"] for row in rows], [each.completion.tokens for each in answered]
 
 
+@pytest.mark.slow("trains and resumes a run")
 def test_a_sampler_with_weights_of_its_own_stays_the_policy(tmp_path: Path, float32):
     exact, exact_gaps, exact_answers = after_two_steps(CONFIG, tmp_path / "embedded")
     run, gaps, answers = after_two_steps(replace(CONFIG, sampler=OwnWeights()), tmp_path / "own")

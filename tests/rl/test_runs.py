@@ -94,6 +94,7 @@ MEMORY = [
 ]
 
 
+@pytest.mark.slow("trains runs")
 @pytest.mark.parametrize(("algorithm", "value", "roles"), MEMORY)
 def test_models_in_memory_are_those_that_are_announced(algorithm, value, roles, policy, tmp_path):
     settings = config(policy, algorithm, value=value)
@@ -152,6 +153,7 @@ def test_a_value_model_learns_faster_than_the_policy_unless_told_otherwise(form,
     assert ValueOptions(form, learning_rate=3e-4).rate(2e-6) == 3e-4
 
 
+@pytest.mark.slow("trains a run")
 def test_a_run_pretrains_its_values_then_everything(policy, judge, tmp_path):
     mix = RewardMix(task=0.0, models=(RewardModel(judge, device="cpu"),))  # a random model earns no verdict
     settings = config(policy, value=ValueOptions(OwnLayers(1), pretrain_steps=1), rewards=mix, steps=2)
@@ -197,6 +199,7 @@ def test_the_adaptive_coefficient_is_logged_as_it_moves(policy, tmp_path):
     assert second["kl_coefficient"] == pytest.approx(0.1 * 0.8)
 
 
+@pytest.mark.slow("trains a run")
 def test_a_value_model_from_a_folder(policy, judge, tmp_path):
     for path in (policy, judge):
         settings = config(policy, value=ValueOptions(OwnModel(path)), steps=1)
@@ -381,6 +384,7 @@ def test_the_policy_warms_up_after_the_values_are_pretrained(policy):
     assert learner.set_learning_rate(3, policy_step=0) == pytest.approx(0.25e-3)
 
 
+@pytest.mark.slow("trains a run")
 def test_the_controller_waits_for_the_policy_and_is_bounded(policy, judge, tmp_path):
     shape = KlReward(0.1, controller=AdaptiveKl(target=1.0, horizon=1))  # four completions a step
     mix = RewardMix(task=0.0, models=(RewardModel(judge, device="cpu"),))

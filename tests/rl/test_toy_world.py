@@ -47,6 +47,7 @@ class RightHalf:
         return None
 
 
+@pytest.mark.slow("trains every algorithm")
 @pytest.mark.parametrize("name", NAMED)
 def test_every_algorithm_learns(name: str):
     algorithm: Algorithm = replace(NAMED[name], shape=None)

@@ -286,6 +286,7 @@ def parameters_after(algorithm: Algorithm, **options) -> torch.Tensor:
     return torch.cat([parameter.detach().flatten() for parameter in trainer.model.parameters()])
 
 
+@pytest.mark.slow("trains several runs")
 @pytest.mark.parametrize(
     "algorithm", [PPO, GRPO, DAPO, GSPO, SAPO, VAPO, CLIP_COV], ids=lambda a: type(a.gate).__name__
 )
@@ -609,6 +610,7 @@ def tiny_run(algorithm: Algorithm) -> RunConfig:
     )
 
 
+@pytest.mark.slow("trains several runs")
 @pytest.mark.parametrize("name", ["PPO", "GRPO", "DAPO", "GSPO", "SAPO"])
 def test_a_run_leaves_its_folder_and_repeats_to_the_byte(name: str, tmp_path):
     torch.set_default_dtype(torch.float32)

@@ -123,6 +123,7 @@ def differing(found: list[dict[str, bytes]], alone: list[dict[str, bytes]]) -> l
     return [name for one, other in zip(found, alone, strict=True) for name in one if one[name] != other[name]]
 
 
+@pytest.mark.slow("trains several runs")
 def test_the_runs_are_worth_comparing(alone):
     for each in alone:
         assert {"metrics.jsonl", "ledger.jsonl"} < each.keys()
@@ -133,12 +134,14 @@ def test_the_runs_are_worth_comparing(alone):
     assert "checkpoints/step-000002/adapter_model.safetensors" in alone[2]
 
 
+@pytest.mark.slow("trains several runs")
 def test_one_after_the_other(configs, alone, tmp_path):
     order = [1, 2, 0]
     found = {number: trained(configs[number], tmp_path / str(number)) for number in order}
     assert differing([found[number] for number in sorted(order)], alone) == []
 
 
+@pytest.mark.slow("trains several runs")
 def test_made_together_and_trained_one_after_the_other(configs, alone, tmp_path):
     runs = [Run(config, tmp_path / str(number), Lines()) for number, config in enumerate(configs)]
     for run in reversed(runs):
@@ -147,6 +150,7 @@ def test_made_together_and_trained_one_after_the_other(configs, alone, tmp_path)
     assert found == [each["metrics.jsonl"] for each in alone]
 
 
+@pytest.mark.slow("trains several runs")
 def test_in_threads_at_the_same_time(configs, alone, tmp_path):
     found: dict[int, dict[str, bytes]] = {}
     failures: list[BaseException] = []
@@ -168,6 +172,7 @@ def test_in_threads_at_the_same_time(configs, alone, tmp_path):
     assert differing([found[number] for number in range(len(configs))], alone) == []
 
 
+@pytest.mark.slow("trains several runs")
 def test_a_run_does_not_ask_for_the_default_dtype(configs, alone, tmp_path):
     """Another thread that loads a model in half precision changes it for as long as that takes."""
     for number, config in enumerate(configs):

@@ -44,6 +44,7 @@ def continued(parent: Path, folder: Path, step: int, settings: RunConfig, **opti
     return folder
 
 
+@pytest.mark.slow("trains and forks runs")
 @pytest.mark.parametrize("step", [1, 3])
 def test_with_nothing_changed_it_writes_the_same_bytes(parent, tmp_path, step):
     before = {file: file.read_bytes() for file in parent.rglob("*") if file.is_file()}
@@ -51,6 +52,7 @@ def test_with_nothing_changed_it_writes_the_same_bytes(parent, tmp_path, step):
     assert before == {file: file.read_bytes() for file in parent.rglob("*") if file.is_file()}
 
 
+@pytest.mark.slow("trains and forks runs")
 @pytest.mark.parametrize("algorithm", [GSPO, PPO], ids=["gspo", "ppo"])
 def test_another_algorithm_gets_the_same_prompts_and_first_draws(parent, tmp_path, algorithm: Algorithm):
     folder = continued(parent, tmp_path / "fork", 2, config(algorithm))
@@ -63,12 +65,14 @@ def test_another_algorithm_gets_the_same_prompts_and_first_draws(parent, tmp_pat
     assert check_ledger(folder / "ledger.jsonl") == check_ledger(parent / "ledger.jsonl")
 
 
+@pytest.mark.slow("trains and forks a run")
 def test_back_from_a_value_model(parent, tmp_path):
     middle = continued(parent, tmp_path / "ppo", 2, config(PPO))
     folder = continued(middle, tmp_path / "grpo", 3, config())
     assert json.loads((folder / "result.json").read_text())["checkpoint"] == "step-000004"
 
 
+@pytest.mark.slow("trains and forks a run")
 def test_without_the_moments_the_optimizer_begins_anew(parent, tmp_path):
     folder, kept = tmp_path / "fork", tmp_path / "kept"
     fork(parent, folder, checkpoint_at(parent, 2), fresh_optimizer=True)
@@ -86,6 +90,7 @@ def test_without_the_moments_the_optimizer_begins_anew(parent, tmp_path):
     assert rows[0][-2] != rows[1][-2]
 
 
+@pytest.mark.slow("trains and forks a run")
 def test_the_command_forks_and_resumes_and_the_page_knows(parent, capsys):
     arguments = ["fork", str(parent), "--at", "3", "--algorithm", "gspo", "--json"]
     assert main(list(arguments)) == 0
@@ -155,12 +160,14 @@ def test_verdicts_of_judges_go_along(parent, tmp_path):
         shutil.rmtree(parent / "verdicts")
 
 
+@pytest.mark.slow("trains and forks a run")
 def test_a_fork_of_another_seed_draws_otherwise(parent, tmp_path):
     folder = continued(parent, tmp_path / "fork", 2, replace(config(), seed=1))
     ours, theirs = (pq.read_table(each / "rollouts" / "step-000003.parquet") for each in (folder, parent))
     assert ours["tokens"].to_pylist() != theirs["tokens"].to_pylist()
 
 
+@pytest.mark.slow("trains and forks a run")
 def test_from_python_it_forks_and_is_compared_from_there_on(parent, tmp_path, capsys):
     other = proximo.fork(parent, 2, tmp_path / "gspo", algorithm="gspo", quiet=True)
     assert other.config == proximo.presets.with_values(replace(config(), algorithm=GSPO))
@@ -196,6 +203,7 @@ def test_from_python_it_forks_and_is_compared_from_there_on(parent, tmp_path, ca
     assert "none of" in capsys.readouterr().err
 
 
+@pytest.mark.slow("trains and forks a run")
 def test_the_first_other_draw_is_found(parent, tmp_path):
     """A fork whose rollouts of step 4 differ from the parent's in one token of one completion."""
     folder = continued(parent, tmp_path / "fork", 2, config())

@@ -188,6 +188,7 @@ def golden(tmp_path_factory, small_shipped_model) -> Callable[[str], Path]:
     return folder
 
 
+@pytest.mark.slow("trains and resumes runs")
 @pytest.mark.parametrize("name", RUNS)
 def test_the_same_bits_wherever_it_went_on_from(name, golden, tmp_path):
     if "nf4" in name:
@@ -208,6 +209,7 @@ def test_the_same_bits_wherever_it_went_on_from(name, golden, tmp_path):
     assert proof.drawn == sum(proof.states.values()) > 0
 
 
+@pytest.mark.slow("trains and resumes a run")
 def test_a_run_that_stops_improving_ends_early_and_resumes_to_the_same_end(tmp_path):
     """With steps too small to change an answer: the first evaluation is the best, and two more find nothing better."""
     settings = config(
@@ -294,6 +296,7 @@ def to_format_1(point: Path, settings: RunConfig) -> None:
     write_folder(point, fill)
 
 
+@pytest.mark.slow("trains and resumes runs")
 @pytest.mark.parametrize("name", ["ppo, own layers", "reset reference", "lagging sampler", "adaptive kl"])
 def test_a_checkpoint_that_numbered_its_tensors_is_resumed(name, golden, tmp_path):
     settings, whole = RUNS[name], golden(name)
@@ -320,6 +323,7 @@ def test_the_runs_reach_what_they_are_to_test(golden):
     assert [(path / "state" / "reference.safetensors").exists() for path in checkpoints] == [True, True, True, False]
 
 
+@pytest.mark.slow("trains and resumes a run")
 def test_state_that_is_lost_is_noticed(golden, tmp_path):
     """The comparison above can fail: without its moments, or its place among the problems, a run is another."""
     whole = golden("grpo")
@@ -357,6 +361,7 @@ def command(folder: Path) -> Command:
     return Command("train", "--run", str(folder), *TINY, stderr=folder.with_suffix(".log"))
 
 
+@pytest.mark.slow("kills runs")
 def test_kills_at_random_moments_change_nothing(tmp_path):
     whole = command(tmp_path / "whole")
     chance, killed = random.Random(5), []
@@ -398,6 +403,7 @@ def test_damaged_checkpoints_are_named_and_passed_over(golden, tmp_path):
     assert not (folder / CHECKPOINTS / "step-000005.partial").exists()
 
 
+@pytest.mark.slow("trains and resumes a run")
 def test_a_checkpoint_of_another_run_is_passed_over(golden, tmp_path):
     other = replace(config(), seed=1)
     trained(other, tmp_path / "other")
@@ -423,6 +429,7 @@ def test_a_run_without_its_papers_is_refused(damage, golden, tmp_path, capsys):
         trained(config(), folder)
 
 
+@pytest.mark.slow("trains and resumes a run")
 def test_without_a_valid_checkpoint_it_begins_again(golden, tmp_path):
     folder = left_after(2, golden("grpo"), tmp_path / "again")
     (folder / CHECKPOINTS / "step-000002" / "manifest.json").write_text("{}")
@@ -464,6 +471,7 @@ def test_lost_rows_are_no_reason_to_train_again_unasked(how, name, golden, tmp_p
     assert (event["step"], name in event["message"]) == (4, True)
 
 
+@pytest.mark.slow("trains and resumes a run")
 def test_a_run_that_lost_rows_ends_with_the_same_weights(golden, tmp_path, capsys):
     whole = golden("grpo")
     folder = left_after(2, whole, tmp_path / "short")
@@ -582,6 +590,7 @@ def test_differences_of_values_kinds_and_pieces():
     assert differences("[checkpoints]\nevery = 1\n", "[checkpoints]\nevery = 2\n") == {}
 
 
+@pytest.mark.slow("trains and resumes runs")
 def test_more_steps_are_the_run_that_had_them_from_the_start(tmp_path):
     short = config(steps=2, evaluation=EvaluationOptions(problems=4, every=2))
     long = replace(short, steps=4)
@@ -646,6 +655,7 @@ def test_a_folder_that_is_refused_is_not_left_behind(tmp_path, capsys):
 # Which checkpoints stay
 
 
+@pytest.mark.slow("trains a run")
 def test_the_newest_and_the_best_stay(tmp_path, monkeypatch):
     outcomes = iter([0.0, 0.3, 0.9, 0.2, 0.9, 0.1, 0.0])
     real = Run.evaluate
@@ -669,6 +679,7 @@ def test_the_newest_and_the_best_stay(tmp_path, monkeypatch):
     assert [path.name for path in saved(tmp_path / "c" / CHECKPOINTS)] == ["step-000006"]
 
 
+@pytest.mark.slow("trains a run")
 def test_the_best_whose_save_failed_does_not_cost_the_one_before(tmp_path, monkeypatch):
     outcomes, real_rename, real = iter([0.0, 0.3, 0.9, 0.2, 0.95, 0.1, 0.0]), os.rename, Run.evaluate
 
@@ -695,6 +706,7 @@ def test_the_best_whose_save_failed_does_not_cost_the_one_before(tmp_path, monke
     assert "save_failed" in [row["kind"] for row in Lines(tmp_path / "events.jsonl")]
 
 
+@pytest.mark.slow("trains and resumes a run")
 def test_what_was_passed_over_is_no_checkpoint_any_more(golden, tmp_path):
     """Were it the newest, the one just saved would be the oldest and go."""
     settings = config(checkpoints=CheckpointOptions(every=1, keep=1))
@@ -806,6 +818,7 @@ def test_the_reference_stays_what_it_was_when_it_is_reset_less_often(golden, tmp
     assert (folder / CHECKPOINTS / "step-000005/state/reference.safetensors").exists()
 
 
+@pytest.mark.slow("trains runs")
 @pytest.mark.parametrize(("problems", "paired"), [(2, 2), (6, 4)])
 def test_other_held_out_problems_at_the_end_are_paired_with_those_before(problems, paired, golden, tmp_path):
     folder = left_after(3, golden("grpo"), tmp_path / "run")
@@ -879,6 +892,7 @@ def test_a_finished_run_that_has_lost_rows_is_not_trained_again(golden, tmp_path
         pass
 
 
+@pytest.mark.slow("trains a run")
 def test_a_finished_run_with_prompts_left_out_says_its_result_again(tmp_path, capsys):
     rows = [
         {"prompt": "9" * 5000 + "+0=", "answer": "9"},
@@ -995,6 +1009,7 @@ def test_only_what_the_system_refuses_is_called_a_failed_save(tmp_path):
         tokenizer.backend_tokenizer.save(str(missing))
 
 
+@pytest.mark.slow("trains a run")
 def test_everything_a_checkpoint_stands_on_is_on_the_disk_first(tmp_path, monkeypatch):
     synced = []
     monkeypatch.setattr("proximo.runs.log.sync", synced.append)
@@ -1011,6 +1026,7 @@ def test_evidence_of_what_is_forgotten_goes(tmp_path):
     assert [path.name for path in (tmp_path / "evidence").iterdir()] == ["step-000001-update-0.json"]
 
 
+@pytest.mark.slow("trains runs")
 def test_a_save_that_fails_is_tried_again_and_changes_nothing(golden, tmp_path, monkeypatch):
     wanted = numbers(golden("grpo"))
     folder, real, failures = tmp_path / "full", os.rename, [1, 2]
@@ -1035,6 +1051,7 @@ def test_a_save_that_fails_is_tried_again_and_changes_nothing(golden, tmp_path, 
     assert json.loads((tmp_path / "fuller" / "run.json").read_text())["attempts"][0]["ended"].startswith("failed: ")
 
 
+@pytest.mark.slow("trains a run")
 def test_rows_without_room_wait_and_are_written_later(golden, tmp_path, monkeypatch, capsys):
     wanted = numbers(golden("grpo"))
     real, failing = os.write, [False]
@@ -1071,6 +1088,7 @@ def test_rows_without_room_wait_and_are_written_later(golden, tmp_path, monkeypa
 # Asked to stop
 
 
+@pytest.mark.slow("trains and resumes a run")
 @pytest.mark.parametrize("step", [0, 2])
 def test_a_stop_within_a_step_saves_the_step_before(step, golden, tmp_path):
     """After the rollouts and the measured gap, before an update: what the step has touched by then is not saved."""
@@ -1139,6 +1157,7 @@ def stage_numbers(folder: Path) -> dict[str, Any]:
     return {"result": result} | {name: file.read_bytes() for name, file in files.items()}
 
 
+@pytest.mark.slow("trains and resumes runs")
 @pytest.mark.parametrize("name", STAGES)
 def test_a_stage_goes_on_with_the_same_bits(name, data, tmp_path):
     stage, make = STAGES[name]
@@ -1167,6 +1186,7 @@ def test_a_stage_goes_on_with_the_same_bits(name, data, tmp_path):
     assert len(json.loads((folder / "run.json").read_text())["attempts"]) == 3
 
 
+@pytest.mark.slow("trains a run")
 def test_a_stage_that_is_asked_to_stop_saves_where_it_is(data, tmp_path):
     settings = STAGES["sft"][1](data)
     settings = replace(settings, fit=replace(FIT, save_every=100))

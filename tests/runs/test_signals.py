@@ -259,6 +259,7 @@ PHASES = {
 }
 
 
+@pytest.mark.slow("stops and resumes runs")
 @pytest.mark.usefixtures("ordinary_precision")
 @pytest.mark.parametrize(("phase", "expected"), PHASES.items(), ids=[phase.__name__ for phase in PHASES])
 def test_a_run_that_is_stopped_anywhere_goes_on_to_the_same_end(phase, expected, settings, golden, tmp_path):
@@ -271,6 +272,7 @@ def test_a_run_that_is_stopped_anywhere_goes_on_to_the_same_end(phase, expected,
     assert left_by(tmp_path) == golden
 
 
+@pytest.mark.slow("stops and resumes a run")
 @pytest.mark.usefixtures("ordinary_precision")
 def test_a_run_stopped_before_its_first_step_begins_again(settings, golden, tmp_path):
     with pytest.MonkeyPatch.context() as patch:
@@ -281,6 +283,7 @@ def test_a_run_stopped_before_its_first_step_begins_again(settings, golden, tmp_
     assert left_by(tmp_path) == golden
 
 
+@pytest.mark.slow("stops and resumes a run")
 @pytest.mark.usefixtures("ordinary_precision")
 def test_a_second_interrupt_while_saving_leaves_a_run_that_goes_on(settings, golden, tmp_path):
     from proximo.runs.checkpointer import Checkpointer
@@ -296,6 +299,7 @@ def test_a_second_interrupt_while_saving_leaves_a_run_that_goes_on(settings, gol
     assert left_by(tmp_path) == golden
 
 
+@pytest.mark.slow("trains a run")
 @pytest.mark.usefixtures("ordinary_precision")
 def test_a_run_on_another_thread_works_and_hears_no_signal(settings, golden, tmp_path):
     before = {each: signal.getsignal(each) for each in SIGNALS}
@@ -319,6 +323,7 @@ def read_until(process: Command, pattern: str) -> str:
     pytest.fail(f"{pattern} was never printed:\n{printed}")
 
 
+@pytest.mark.slow("starts commands")
 @pytest.mark.parametrize(("asked", "times", "code"), [("SIGTERM", 1, 143), ("SIGINT", 2, 130)])
 def test_a_real_process_ends_with_the_signals_code_and_no_traceback(asked, times, code, settings, tmp_path):
     config = tmp_path / "run.toml"

@@ -341,6 +341,7 @@ def test_a_name_that_is_no_utf8_is_refused_before_anything_starts(run, capsys):
     assert not Path(name).exists()
 
 
+@pytest.mark.slow("trains a run")
 def test_a_link_that_the_user_typed_is_his_own(run, whole, capsys):
     """runs/ on a scratch disk, and a run by another name."""
     unfinished(run)

@@ -78,7 +78,7 @@ class Counted:
 def test_a_prompt_that_cannot_fit_is_refused_before_it_is_encoded(kind, data):
     tokenizer: Any = Counted()
     asking = Asking(tokenizer, context=100, model="m", max_tokens=6)
-    with pytest.raises(Refusal, match="characters, more than the model's context of 100 tokens holds") as refused:
+    with pytest.raises(Refusal, match="characters.*context of 100 tokens.*shorten it") as refused:
         getattr(asking, kind)(data)
     assert refused.value.code == "context_length_exceeded"
     assert tokenizer.characters <= 16 * 100
@@ -107,6 +107,6 @@ def test_a_prompt_that_fits_is_never_refused_for_its_characters():
 )
 def test_log_probs_that_would_not_fit_into_memory_are_refused(more):
     asking = Asking(tiny_tokenizer(), context=1000, model="m", max_tokens=6)
-    with pytest.raises(Refusal, match=r"up to 2,[0-9,]* log-probs, more than 2,097,152: ask for fewer"):
+    with pytest.raises(Refusal, match=r"2,[0-9,]* log-probs.*2,097,152: ask for fewer"):
         asking.text(json.dumps({"model": "m", **more}).encode())
     assert asking.text(json.dumps({"model": "m", **more, "logprobs": 1}).encode()).asked

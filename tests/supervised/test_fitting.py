@@ -192,9 +192,7 @@ def test_updates_that_are_not_finite_end_a_stage(tmp_path: Path):
     log = RunLog(tmp_path)
     log.start("")
     stage, options = Pulled(targets=(math.nan,) * 20), replace(OPTIONS, save_every=1)
-    with pytest.raises(
-        ValueError, match="5 updates in a row were skipped, since loss or gradient is not finite: lower"
-    ):
+    with pytest.raises(ValueError, match="5 updates in a row .*lower fit.learning_rate"):
         fit(stage, options, tokenizer=tiny_tokenizer(), log=log, seed=0, say=said.append)
     assert [line for line in said if "skipped" in line] == [
         f"warning after step {step}: the update was skipped: loss or gradient is not finite; weights untouched"

@@ -130,6 +130,7 @@ def run(command: str, folder: str, *more: str) -> int | str | None:
         return ended.code
 
 
+@pytest.mark.slow("trains runs and runs commands on them")
 @pytest.mark.parametrize("command", COMMANDS)
 def test_his_own_run_needs_no_flag(own, capsys, command):
     assert run(command, "runs/a") == 0, capsys.readouterr().err
@@ -159,6 +160,7 @@ def test_what_he_has_not_run_is_refused_in_one_line(own, capsys, monkeypatch, co
     assert not Path("executed").exists()
 
 
+@pytest.mark.slow("trains runs and runs commands on them")
 @pytest.mark.parametrize("command", ["resume", "eval"])
 def test_the_flag_permits_a_copy_and_is_needed_once(own, capsys, command):
     shutil.copytree("runs/a", "copy")
@@ -181,6 +183,7 @@ def test_a_code_that_lies_in_a_run_is_not_executed_with_the_flag_either(own, cap
     assert not Path("executed").exists()
 
 
+@pytest.mark.slow("trains a run")
 def test_from_python(own, monkeypatch):
     opened = proximo.open_run("runs/a")
     assert isinstance(opened.config, proximo.RunConfig)
@@ -195,6 +198,7 @@ def test_from_python(own, monkeypatch):
     assert proximo.evaluate("runs/a", quiet=True).problems == 2
 
 
+@pytest.mark.slow("trains a run")
 def test_a_run_says_that_its_code_is_not_remembered(own, monkeypatch, capsys):
     (own / "a-file").write_text("")
     monkeypatch.setenv("PROXIMO_DATA_HOME", str(own / "a-file"))

@@ -59,6 +59,7 @@ def test_careful_programs_print_the_answer():
         assert [asked] == read(presets.PYTHON, ("user", question), tools=True)
 
 
+@pytest.mark.slow("trains runs that play games")
 @pytest.mark.usefixtures("ordinary_precision")
 @pytest.mark.parametrize("name", WORLDS)
 def test_a_model_plays_above_chance_and_below_the_ceiling_and_trains(name: str, tmp_path: Path):

@@ -89,6 +89,7 @@ def policy(tmp_path_factory) -> str:
     return str(folder)
 
 
+@pytest.mark.slow("trains and resumes runs")
 def test_a_run_ends_with_the_step_that_reaches_its_tokens(policy, tmp_path):
     small = replace(SMALL, model=policy, training=replace(SMALL.training, groups=2, group_size=2))
     train_one(replace(small, steps=3), tmp_path / "whole", MACHINE)
@@ -120,6 +121,7 @@ def test_a_run_ends_with_the_step_that_reaches_its_tokens(policy, tmp_path):
         resume(limited, tmp_path / "limited")
 
 
+@pytest.mark.slow("trains and resumes a run")
 def test_a_damaged_row_does_not_keep_a_run_from_going_on(policy, tmp_path):
     small = replace(SMALL, model=policy, training=replace(SMALL.training, groups=2, group_size=2))
     limited = replace(small, steps=99, max_generated_tokens=40)
@@ -142,6 +144,7 @@ def resume(config: RunConfig, folder: Path, *, accept_lost: bool = False) -> Non
         train(training_run.Run(config, folder, Lines()), attempt)
 
 
+@pytest.mark.slow("trains a run")
 def test_the_command_line_knows_the_budget(policy, tmp_path, capsys):
     flags = [
         "--model",

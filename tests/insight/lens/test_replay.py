@@ -435,10 +435,10 @@ def test_a_model_of_other_tokens_is_refused(kept):
     other.backend_tokenizer.add_tokens(["more"])
     check_tokens(step, other)  # more than the run's is no harm
     shifted = replace(step, batch=replace(step.batch, tokens=step.batch.tokens + 1))
-    with pytest.raises(ValueError, match=r"the model's tokenizer spells '.' as '.': give a checkpoint of this run"):
+    with pytest.raises(ValueError, match=r"tokenizer spells '.'.*give a checkpoint of this run"):
         check_tokens(shifted, other)
     far = replace(step, batch=replace(step.batch, tokens=step.batch.tokens + 1000))
-    with pytest.raises(ValueError, match=r"the model's tokenizer lacks '.+': give a checkpoint of this run"):
+    with pytest.raises(ValueError, match=r"tokenizer lacks '.+give a checkpoint of this run"):
         check_tokens(far, other)
     beyond = replace(far, pieces=[[""] * len(each) for each in step.pieces])  # a model may have more rows than tokens
     check_tokens(beyond, other)

@@ -162,6 +162,14 @@ def _window(page: Any) -> Iterator[Window]:
     assert made.errors == [], made.errors
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Whoever needs the browser is slow."""
+    for item in items:
+        if "chromium" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.slow("starts a browser"))
+
+
 def pytest_terminal_summary(terminalreporter) -> None:
     """One line for all that were skipped."""
     skipped = [report for report in terminalreporter.stats.get("skipped", ()) if MISSING in str(report.longrepr)]

@@ -194,6 +194,7 @@ def test_payloads_run_and_are_contained(outcomes, payload: Payload):
     assert outcome.contained, outcome.detail
 
 
+@pytest.mark.slow("starts 48 programs without their cage")
 @pytest.mark.parametrize("payload", [each for each in PAYLOADS if each.bare], ids=lambda each: each.name)
 def test_payloads_get_out_where_nothing_holds_them(payload: Payload):
     """Else their being contained would say nothing."""

@@ -81,6 +81,7 @@ def rows(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
+@pytest.mark.slow("trains every stage of a pipeline")
 def test_every_stage_leaves_its_folder_and_reads_the_one_before(ran):
     folder, _ = ran
     config = toml.loads((folder / "config.toml").read_text(), PipelineConfig)
@@ -145,6 +146,7 @@ def test_a_used_folder_is_refused(ran, capsys):
     assert "--allow-change" not in error  # which this command does not take
 
 
+@pytest.mark.slow("trains stages of a pipeline")
 def test_a_pipeline_that_died_trains_only_what_is_missing(ran, capsys):
     folder, before = ran[0], copy.deepcopy(ran[1])
     results = (folder / "results.json").read_bytes()

@@ -32,6 +32,7 @@ def begun(tmp_path: Path, monkeypatch, ordinary_precision) -> None:
     assert main(["reward-model", "pairs.jsonl", "--model", "tiny-arithmetic", "--run", "judge", *FIT]) == 0
 
 
+@pytest.mark.slow("trains every stage of a pipeline")
 def test_rounds_are_the_commands_by_hand(begun, monkeypatch, capsys):
     rounds = ["iterate", "--reward-model", "judge", *POLICY, "--pairs", "pairs.jsonl", "--run", "rounds", "--json"]
     found = json.loads(said(capsys, rounds))["rounds"]
@@ -54,6 +55,7 @@ def test_rounds_are_the_commands_by_hand(begun, monkeypatch, capsys):
     assert Path("rounds/policy-2/metrics.jsonl").read_bytes() == before
 
 
+@pytest.mark.slow("trains every stage of a pipeline")
 def test_a_round_that_was_cut_off_goes_on(begun, monkeypatch, capsys):
     rounds = ["iterate", "--reward-model", "judge", *POLICY, "--pairs", "pairs.jsonl", "--json", "--run"]
     assert main([*rounds, "whole"]) == 0

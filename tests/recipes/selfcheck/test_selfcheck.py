@@ -67,6 +67,7 @@ def random_groups(model) -> list[Group]:
 # Sound
 
 
+@pytest.mark.slow("checks whole setups")
 @pytest.mark.parametrize("algorithm", [GRPO, PPO, GSPO, SAPO, CLIP_COV])
 def test_a_sound_setup_passes_and_the_model_is_left_as_it_was(model, algorithm):
     before = [parameter.detach().clone() for parameter in model.parameters()]
@@ -142,6 +143,7 @@ class Off:
         return RunSamplers(sampler, sampler, differs=self.differs)
 
 
+@pytest.mark.slow("checks a whole setup")
 def test_a_sampler_that_disagrees_with_the_learner_is_found(model):
     gaps = ["sampler = learner, largest gap", "sampler = learner, mean gap"]
     assert faults(selfcheck(replace(CONFIG, sampler=Off(1e-3)), model, TOKENIZER)) == gaps
@@ -176,6 +178,7 @@ def test_it_samples_through_the_runs_environment(model):
         faults(selfcheck(replace(CONFIG, environment=Noted(says_so=False)), model, TOKENIZER))
 
 
+@pytest.mark.slow("checks whole setups")
 def test_what_a_clip_of_ppos_bears_is_too_much_for_gspos(model):
     config = replace(CONFIG, sampler=Off(6e-5))
     assert faults(selfcheck(config, model, TOKENIZER)) == []
@@ -205,6 +208,7 @@ def test_attention_without_a_gradient_is_found(model, monkeypatch):
     assert faults(packed_is_padded(model, to_batch(random_groups(model)), 1.0)) == ["packed = padded, gradient"]
 
 
+@pytest.mark.slow("checks a whole setup")
 def test_a_mean_over_each_micro_batch_is_found(model, monkeypatch):
     groups, loss = random_groups(model), Gradients.loss
     assert micro_batches_add_up(model, groups, CONFIG).ok

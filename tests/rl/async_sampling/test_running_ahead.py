@@ -109,6 +109,7 @@ MORE = {
 }
 
 
+@pytest.mark.slow("trains several runs")
 @pytest.mark.parametrize("name", CASES)
 def test_the_bytes_are_those_of_a_sampler_that_lags(name: str, tmp_path: Path):
     assert_equals_lag(*CASES[name], tmp_path)
@@ -153,6 +154,7 @@ def waiting_for_all(self: OneStepAhead) -> tuple:
     return tuple(order.result.result() for order in self.active)
 
 
+@pytest.mark.slow("trains and resumes a run")
 @pytest.mark.parametrize("graded", [lambda self: (), waiting_for_all], ids=["nothing graded", "all graded"])
 def test_a_resumed_run_goes_on_with_what_is_graded_and_samples_the_rest_again(
     graded: Callable, tmp_path: Path, monkeypatch
@@ -178,6 +180,7 @@ def test_a_resumed_run_goes_on_with_what_is_graded_and_samples_the_rest_again(
     assert_resumed(folder, tmp_path / "whole")
 
 
+@pytest.mark.slow("trains and resumes a run")
 def test_routes_of_graded_steps_are_saved(tmp_path: Path, monkeypatch):
     """Of a mixture that replays the sampler's choice of experts."""
     tiny_moe(hidden=32, layers=2, heads=2, kv_heads=1, experts=4, chosen=2, intermediate=32).save_pretrained(
@@ -212,6 +215,7 @@ class StopsAt(Lines):
             signal.raise_signal(signal.SIGTERM)
 
 
+@pytest.mark.slow("trains and resumes a run")
 @pytest.mark.usefixtures("signals_are_heard")
 def test_a_signal_and_an_early_end_save_what_is_active(tmp_path: Path):
     settings = config(ahead=AheadOptions(1), checkpoints=CheckpointOptions(every=100), steps=4)
@@ -237,6 +241,7 @@ def test_a_signal_and_an_early_end_save_what_is_active(tmp_path: Path):
         assert (tmp_path / "short" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
 
 
+@pytest.mark.slow("trains a run")
 def test_out_of_memory_while_both_run_is_repeated_alone_and_told(tmp_path: Path, monkeypatch):
     settings = config(ahead=AheadOptions(1), steps=2)
     trained(settings, tmp_path / "whole")

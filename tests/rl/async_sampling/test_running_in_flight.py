@@ -75,6 +75,7 @@ def assert_whole(folder: Path) -> None:
     assert [row["groups"] for row in metrics if "groups" in row] == [3] * STEPS
 
 
+@pytest.mark.slow("trains and resumes a run")
 @pytest.mark.parametrize("algorithm", [DAPO, pytest.param(GRPO, marks=pytest.mark.scale)])
 def test_a_run_and_its_resume_lose_nothing(tmp_path: Path, algorithm: Algorithm):
     settings = config(algorithm)
@@ -124,6 +125,7 @@ class Slow(EmbeddedEngine):
         return completion, True
 
 
+@pytest.mark.slow("trains and resumes a run")
 def test_a_completion_in_flight_continues_after_a_resume_behind_its_tokens(tmp_path: Path, monkeypatch):
     monkeypatch.setattr("proximo.samplers.engines.building.EmbeddedEngine", Slow)
     monkeypatch.setattr(Slow, "waits_for", 4)

@@ -113,6 +113,7 @@ def test_without_references_one_score_is_enough():
         calibrate(Sums(lambda answer, text: math.nan, knows=False), 0)
 
 
+@pytest.mark.slow("grades every task")
 @pytest.mark.parametrize(
     "task",
     [Arithmetic(), Arithmetic(chat=True, operations=("*",)), Countdown(), Echo(), Sorting(), Gym("chain_sum")],

@@ -359,6 +359,7 @@ def test_a_reward_that_is_gamed_is_seen_by_the_verdict_that_is_only_watched():
     assert findings(honest) == []
 
 
+@pytest.mark.slow("draws thousands of runs")
 @pytest.mark.parametrize(("every", "noise"), [(1, 0.05), (5, 0.08), (10, 0.12)])
 def test_noise_alone_is_not_held_against_held_out_outcomes(every, noise):
     """However often there is an evaluation to be unlucky with."""
@@ -669,6 +670,7 @@ def uninterrupted(settings, tmp_path_factory) -> tuple[Path, list[dict[str, Any]
     return folder, trained(settings, folder, told), told
 
 
+@pytest.mark.slow("trains a run")
 def test_a_run_says_what_it_finds(uninterrupted):
     _, [event], told = uninterrupted
     assert (event["step"], event["rule"], event["severity"], event["show"]) == (3, "no-reward", "failing", "worst")
@@ -679,6 +681,7 @@ def test_a_run_says_what_it_finds(uninterrupted):
     assert said == f"no-reward, the run is failing: {event['message']}. First: {event['remedy']}"
 
 
+@pytest.mark.slow("trains and resumes runs")
 @pytest.mark.parametrize(("end", "attempts"), [(3, [1, 2]), (5, [1])])
 def test_a_run_that_was_cut_off_says_what_it_would_have_said(end, attempts, settings, uninterrupted, tmp_path):
     """Cut off just after it was found, with the checkpoint from before that; or so long after that the watch knows

@@ -27,6 +27,7 @@ def mine(tmp_path: Path, monkeypatch) -> str:
     return "mine.py:Mine"
 
 
+@pytest.mark.slow("trains a run")
 def test_a_run_is_sent_while_it_runs_and_to_its_end(tmp_path: Path, mine: str, monkeypatch):
     monkeypatch.setattr(processes, "PATIENCE", 60.0)
     lines: list[str] = []

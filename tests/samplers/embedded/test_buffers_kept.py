@@ -83,6 +83,7 @@ def on_a_cpu():
     return [said(plainly(model(*range(1, 9)), *call, step)) for step, call in enumerate(CALLS)]
 
 
+@pytest.mark.slow("samples as a GPU does")
 @pytest.mark.parametrize("slots", [1, 3, 7, 20])
 @pytest.mark.parametrize("shared_prefix", [True, False])
 def test_calls_one_after_the_other_say_what_a_cpu_says(slots, shared_prefix):
@@ -95,6 +96,7 @@ def test_calls_one_after_the_other_say_what_a_cpu_says(slots, shared_prefix):
     assert len(lengths) > 3  # rows leave at different times
 
 
+@pytest.mark.slow("samples as a GPU does")
 @pytest.mark.parametrize("pages", [4, 6])
 def test_rows_that_no_longer_fit_wait_and_say_the_same(monkeypatch, pages):
     """A row at its longest takes two pages and a prompt one: with few pages rows are paused and put back."""
@@ -109,6 +111,7 @@ def test_rows_that_no_longer_fit_wait_and_say_the_same(monkeypatch, pages):
     assert paused
 
 
+@pytest.mark.slow("samples as a GPU does")
 def test_pages_that_no_call_needs_are_given_back(monkeypatch):
     """Rows end long before the limit: after the first call there are about as many pages as it needed."""
     policy, made = model(*range(1, 30)), []
@@ -126,6 +129,7 @@ def test_pages_that_no_call_needs_are_given_back(monkeypatch):
     assert pages[1] <= 31  # a page for each of four prompts and twenty rows, and a quarter more
 
 
+@pytest.mark.slow("samples as a GPU does")
 def test_more_pages_are_taken_after_a_call_that_had_too_few(monkeypatch):
     policy = model()
     requests, options = [replace(each, num_samples=2) for each in REQUESTS[:2]], replace(LONG, max_tokens=80)
@@ -149,6 +153,7 @@ def test_the_room_for_keys_leaves_what_training_will_take(monkeypatch):
     assert pool._room(shape) == int(40 * weights * buffers.MEMORY_SHARE) // shape.bytes_per_token
 
 
+@pytest.mark.slow("samples as a GPU does")
 def test_rows_that_are_cut_write_nowhere_else():
     """None ends by itself, so all stand at their last place while others, which entered later, go on."""
     policy = model()
@@ -173,6 +178,7 @@ def test_a_slot_that_a_row_has_left_is_nobodys(monkeypatch):
     assert not any(seen)
 
 
+@pytest.mark.slow("samples as a GPU does")
 def test_a_second_call_while_a_stream_is_open_disturbs_neither():
     policy = model(*range(1, 9))
     sampler = EmbeddedSampler(policy, TOKENIZER, slots=6)
@@ -183,6 +189,7 @@ def test_a_second_call_while_a_stream_is_open_disturbs_neither():
     assert said(gathered([first, *stream], len(REQUESTS))) == said(expected)
 
 
+@pytest.mark.slow("samples as a GPU does")
 def test_a_stream_that_is_left_and_a_model_that_fails_leave_no_trace():
     policy = model(*range(1, 9))
     sampler = EmbeddedSampler(policy, TOKENIZER, slots=6)
@@ -202,6 +209,7 @@ def test_a_stream_that_is_left_and_a_model_that_fails_leave_no_trace():
     assert said(sampler.sample(REQUESTS, LONG, seed=0, step=0)) == said(plainly(policy, REQUESTS, LONG, 0))
 
 
+@pytest.mark.slow("samples as a GPU does")
 def test_a_room_is_kept_and_its_steps_have_few_kinds():
     policy = model(*range(1, 9))
     sampler = EmbeddedSampler(policy, TOKENIZER, slots=20)
@@ -213,6 +221,7 @@ def test_a_room_is_kept_and_its_steps_have_few_kinds():
     assert len({options for _, options in kinds}) == 1  # what is read by the host is no part of a step
 
 
+@pytest.mark.slow("samples as a GPU does")
 def test_weights_that_are_laid_side_by_side_are_so_before_the_first_room(monkeypatch):
     """Else the first room, and all that was captured in it, would be thrown away by the second call."""
     policy = model(*range(1, 9))

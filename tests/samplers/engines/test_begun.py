@@ -55,6 +55,7 @@ def interrupted(kit: Kit, request: Request) -> tuple[Begun, ...]:
     return found
 
 
+@pytest.mark.slow("starts engines")
 def test_a_completion_continues_on_another_fleet_behind_the_tokens_that_are_known(kits):
     first, second = kits
     request = replace(first.requests()[0], num_samples=2)
@@ -80,6 +81,7 @@ def test_a_completion_continues_on_another_fleet_behind_the_tokens_that_are_know
     assert asked(second, request) == found
 
 
+@pytest.mark.slow("starts engines")
 def test_tokens_behind_another_prompt_are_not_used(kits):
     kit = kits[0]
     request = replace(kit.requests()[0], num_samples=1)

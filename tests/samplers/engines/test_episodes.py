@@ -38,6 +38,7 @@ def assert_episodes(found: list[dict]) -> None:
         assert len(row["sampled"]) == len(row["tokens"]) == row["turns"][-1]["end"]
 
 
+@pytest.mark.slow("starts engines")
 @pytest.mark.usefixtures("small_shipped_model", "ordinary_precision")
 def test_embedded_engines_play_what_the_embedded_sampler_plays(tmp_path):
     plain, ours = (

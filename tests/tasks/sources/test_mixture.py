@@ -167,9 +167,9 @@ def test_a_run_without_evaluation(tmp_path: Path):
         torch.set_default_dtype(torch.float64)
     assert (result.before.problems, result.after.problems, result.examples) == (0, 0, [])
     assert "held_out" not in (tmp_path / "run" / "metrics.jsonl").read_text()
-    with pytest.raises(ValueError, match="evaluation.problems is 0, which switches evaluation off, but every is 5"):
+    with pytest.raises(ValueError, match="evaluation.problems is 0.*but every is 5"):
         EvaluationOptions(problems=0, every=5)
-    with pytest.raises(ValueError, match="leaves no problem to evaluate on.*set evaluation.problems to 0"):
+    with pytest.raises(ValueError, match="no problem to evaluate on.*set evaluation.problems to 0"):
         proximo.train(small(task=task), tmp_path / "other", quiet=True)
 
 

@@ -198,9 +198,7 @@ def test_test_files_are_held_out(tmp_path: Path):
     assert (task.path, task.held_out) == (f"{tmp_path}/train.jsonl", f"{tmp_path}/test.jsonl")
     assert f"held out: {tmp_path}/test.jsonl" in line
     (tmp_path / "validation.jsonl").write_text("{}\n")
-    with pytest.raises(
-        ValueError, match="several test files, .*test.jsonl and .*validation.jsonl: choose with `task.h"
-    ):
+    with pytest.raises(ValueError, match="test.jsonl and .*validation.jsonl: choose with `task.h"):
         recognise(str(tmp_path))
     assert recognise(str(tmp_path), Chosen(held_out=0.0))[0].held_out == 0
 
@@ -208,7 +206,7 @@ def test_test_files_are_held_out(tmp_path: Path):
 def test_a_broken_file_is_refused_with_line_and_mistake(tmp_path: Path):
     path = tmp_path / "broken.jsonl"
     path.write_text("{'prompt': '1+2='}\n")
-    with pytest.raises(ValueError, match=r"no row can be read:\n.*broken.jsonl:1: not JSON, Expecting property name"):
+    with pytest.raises(ValueError, match=r"no row can be read:\n.*broken.jsonl:1: not JSON"):
         recognise(str(path))
     path.write_text("")
     with pytest.raises(ValueError, match="it has no rows"):
