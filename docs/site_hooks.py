@@ -12,7 +12,12 @@ from mkdocs.structure.files import File
 from proximo.cli import USAGE
 
 ROOT = Path(__file__).parents[1]
-OUTSIDE = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
+OUTSIDE = {
+    "README.md": "index.md",
+    "AGENTS.md": "agents.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "CHANGELOG.md": "changelog.md",
+}
 """Files of the repository's root that are pages of the site."""
 FENCED = re.compile(r"^(```.*?^```$)", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"(?P<text>!?\[[^\]]*\])\((?!https?:|#)(?P<target>[^)#\s]+)(?P<anchor>#[^)]*)?\)")

@@ -14,7 +14,7 @@ from proximo.tasks import File
 from proximo_lab.studies.designs import STUDIES
 from tests import ROOT
 
-MADE = {"index.md", "contributing.md", "changelog.md", "reference/python.md", "reference/command-line.md"}
+MADE = {"index.md", "agents.md", "contributing.md", "changelog.md", "reference/python.md", "reference/command-line.md"}
 """Pages that docs/site_hooks.py makes."""
 CODE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\((?!https?:)(?P<target>[^)#]*)#(?P<anchor>[^)]+)\)")
