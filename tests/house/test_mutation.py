@@ -3,8 +3,7 @@
 import pytest
 
 from tests import ROOT
-from tests.mutation.__main__ import ORDER
-from tests.mutation.faults import FAULTS
+from tests.mutation.__main__ import FAULTS, ORDER
 
 SOURCE = ROOT / "src" / "proximo"
 
@@ -17,4 +16,4 @@ def test_each_fault_has_its_place(fault):
 
 
 def test_the_tests_that_are_to_catch_them_are_there():
-    assert [name for name in ORDER if not (ROOT / name).is_file()] == []
+    assert [name for name in ORDER if not (ROOT / name).exists()] == []

@@ -15,8 +15,11 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.mutation.faults import FAULTS, Fault
+from tests.mutation.faults import FAULTS as LOSS_FAULTS
+from tests.mutation.faults import Fault
+from tests.mutation.training_faults import TRAINING_FAULTS
 
+FAULTS = (*LOSS_FAULTS, *TRAINING_FAULTS)
 ROOT = Path(__file__).resolve().parents[2]
 # Values before laws: they are quicker, and they name the piece that broke.
 ORDER = [
@@ -33,6 +36,17 @@ ORDER = [
     "tests/models/test_layout.py",
     "tests/distributed/test_shares.py",
     "tests/learner/test_memory.py",
+    "tests/learner/test_passes.py",
+    "tests/learner/test_rounding.py",
+    "tests/learner/test_limits.py",
+    "tests/samplers/test_rng.py",
+    "tests/samplers/test_partial.py",
+    "tests/samplers/test_samplers.py",
+    "tests/samplers/embedded",
+    "tests/rl/test_rollouts.py",
+    "tests/rl/test_grading.py",
+    "tests/rl/test_episodes.py",
+    "tests/rl/test_runs.py",
     "tests/learner/test_values.py",
     "tests/rl/test_mixed_reward.py",
     "tests/rl/test_reward_range.py",
