@@ -144,3 +144,27 @@ def _annotations(node: ast.AST) -> list[ast.AST]:
     if isinstance(node, ast.arg | ast.AnnAssign):
         found.append(node.annotation)
     return [part for each in found if each is not None for part in ast.walk(each)]
+
+
+def test_the_map_of_rooms_is_the_house():
+    """AGENTS.md names every room once, in an order in which nothing is imported from below, and paths that exist."""
+    text = (ROOT / "AGENTS.md").read_text()
+    rooms = re.findall(
+        r"`(\w+)`", "\n".join(re.findall(r"^\| (`[^|]+) \|", text.partition("## The rooms")[2], re.MULTILINE))
+    )
+    assert sorted(rooms) == sorted(path.name for path in SOURCE.iterdir() if (path / "__init__.py").is_file())
+    floor = {room: number for number, room in enumerate(rooms)}
+    upwards = {
+        f"{room} imports {other}"
+        for path in FILES
+        for room in path.relative_to(SOURCE).parts[:1]
+        if room in floor
+        for node in ast.walk(parsed(path))
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("proximo.")
+        for other in (node.module or "").split(".")[1:2]
+        if floor[other] > floor[room]
+    }
+    assert upwards == set()
+    paths = re.findall(r"`([\w.]+(?:/[\w.]+)+/?)`", text)
+    assert len(paths) > 10
+    assert [path for path in paths if not any((root / path).exists() for root in (ROOT, SOURCE))] == []
