@@ -123,7 +123,7 @@ sys.exit(importlib.import_module(worker).main([*arguments, str(os.getppid())]))
 class RunStarter:
     """In the place of what starts the runs of a comparison."""
 
-    def __init__(self, worker: str, on_cpu: bool) -> None:
+    def __init__(self, worker: str, *_modules: str, on_cpu: bool) -> None:
         self._worker = worker
 
     def start(self, arguments: Sequence[object], log: Path) -> Script:

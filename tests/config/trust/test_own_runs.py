@@ -10,6 +10,7 @@ import pytest
 import proximo
 from proximo.cli import main
 from proximo.runs.checkpoints import CHECKPOINTS
+from proximo.system.sealing import sealed
 from tests.outside_files import GATE
 
 pytestmark = [
@@ -176,6 +177,7 @@ def test_a_code_that_lies_in_a_run_is_not_executed_with_the_flag_either(own, cap
     for file in ("config.toml", "run.json"):
         text = (Path("copy") / file).read_text()
         (Path("copy") / file).write_text(text.replace("mine.py:", "copy/mine.py:"))
+    Path("copy/run.json").write_text(json.dumps(sealed(json.loads(Path("copy/run.json").read_text()))))
     Path("executed").unlink(missing_ok=True)
     for command in COMMANDS:
         assert run(command, "copy", "--load-code") == 2
