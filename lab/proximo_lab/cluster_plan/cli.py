@@ -8,7 +8,7 @@ from rich.table import Table
 from proximo.cli.arguments import refusing, say
 from proximo.cli.commands.plan import Asked
 from proximo.cli.models import on_stdout
-from proximo.planning.cards import GIB, Card
+from proximo.planning.cards import GIB, DeviceCard
 from proximo.rl.config import RunConfig
 from proximo.system.folders import write_file
 from proximo.system.opening import without_links
@@ -19,7 +19,7 @@ from proximo_lab.cluster_plan.timings import PREDICTED, Timings, timings_of
 
 
 def run_cluster(
-    config: RunConfig, asked: Asked, chosen: Card, *, prompt_tokens: int, mean_tokens: int | None, as_json: bool
+    config: RunConfig, asked: Asked, chosen: DeviceCard, *, prompt_tokens: int, mean_tokens: int | None, as_json: bool
 ) -> int:
     """Print the plan, and write its page if it is asked for."""
     with refusing(OSError):

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Protocol
 
-from proximo.planning.cards import Card
+from proximo.planning.cards import DeviceCard
 from proximo.planning.times import KERNELS_OTHER, KERNELS_PER_LAYER, reached_arithmetic
 from proximo_lab.cluster_plan.pool import Engines
 
@@ -62,7 +62,7 @@ class Engine:
     shape: Sizes
     width: int
     """Bytes of a number."""
-    card: Card
+    card: DeviceCard
     gpus: int
     per_node: int = 8
 
@@ -105,7 +105,7 @@ class Engine:
         return self.weights / PUSH_BANDWIDTH
 
 
-def smallest_engine(shape: Sizes, width: int, card: Card, per_node: int = 8, longest: int = 0) -> Engine:
+def smallest_engine(shape: Sizes, width: int, card: DeviceCard, per_node: int = 8, longest: int = 0) -> Engine:
     """On the fewest GPUs, a power of two, that hold the weights and leave room for keys and values, at least those of
     the longest request."""
     gpus = 1

@@ -4,11 +4,11 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from proximo.planning.cards import Card
+from proximo.planning.cards import DeviceCard
 from proximo.planning.holdings import Holding, holdings
 from proximo.planning.memory import StepSize
 from proximo.planning.plan import Switch, planned_dtype
-from proximo.planning.ranks import RankMemory, Ranks, RankTime, rank_memory, rank_time
+from proximo.planning.ranks import RankCount, RankMemory, RankTime, rank_memory, rank_time
 from proximo.rl.config import RunConfig
 from proximo_lab.cluster_plan.hardware import Engine, smallest_engine
 from proximo_lab.cluster_plan.lengths import Lengths, other_tails
@@ -31,7 +31,7 @@ MEASURED = 4
 class Cluster:
     """The GPUs that a run is planned for."""
 
-    card: Card
+    card: DeviceCard
     gpus: int
     per_node: int = 8
     network: float = 50e9
@@ -59,7 +59,7 @@ class Cluster:
 class Point:
     """A split with a staleness, and what was simulated."""
 
-    ranks: Ranks
+    ranks: RankCount
     engines: int
     engine_gpus: int
     slots: int
@@ -241,7 +241,7 @@ class _Planner:
         useful = [ranks for ranks in possible if ranks - unit < self.size.update_groups]
         possible = useful or possible[:1]
         if not possible:
-            everywhere = Ranks(max(most, 1), max(most, 1), self.cluster.per_node, self.cluster.network)
+            everywhere = RankCount(max(most, 1), max(most, 1), self.cluster.per_node, self.cluster.network)
             needed = rank_memory(self.holding, self.size, self.cluster.card, everywhere).total
             raise ValueError(
                 f"gpus is {self.cluster.gpus}: with one engine of {self.engine.gpus} the other {max(most, 0)} cannot "
@@ -256,12 +256,12 @@ class _Planner:
         middles = [(best + each) // 2 // unit * unit for each in (*tried[:place][-1:], *tried[place + 1 :][:1])]
         return [each for each in middles if each not in tried and each > 0 and self.ranks(each) is not None]
 
-    def ranks(self, number: int) -> Ranks | None:
+    def ranks(self, number: int) -> RankCount | None:
         """Sharded over as few nodes as hold it, so that little travels between nodes; None if it does not fit."""
         step = min(self.cluster.per_node, number)
         for shard in range(step, number + 1, step):
             if number % shard == 0:
-                ranks = Ranks(number, shard, self.cluster.per_node, self.cluster.network)
+                ranks = RankCount(number, shard, self.cluster.per_node, self.cluster.network)
                 if rank_memory(self.holding, self.size, self.cluster.card, ranks).fits:
                     return ranks
         return None

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 from proximo.insight.folder import RunFolder
 from proximo.insight.reading import COSTS, is_number
-from proximo.planning.cards import Card
+from proximo.planning.cards import DeviceCard
 from proximo.planning.plan import make_plan
 from proximo.runs.files import TIMINGS
 from proximo_lab.cluster_plan.pool import Engines
@@ -37,7 +37,7 @@ class Timings:
 PREDICTED = Timings(1.0, 1.0, "seconds are predicted from the card's limits")
 
 
-def timings_of(run: RunFolder, card: Card, *, prompt_tokens: int, mean_tokens: int) -> Timings:
+def timings_of(run: RunFolder, card: DeviceCard, *, prompt_tokens: int, mean_tokens: int) -> Timings:
     """Of a run on one `card`, whose completions had this length on average. ValueError if it has no timings yet, or if
     it does not fit by the plan."""
     rows = [row for row in run.rows(TIMINGS) if is_number(row.get("rollout")) and is_number(row.get("update"))]

@@ -26,8 +26,8 @@ from proximo.models import load_tokenizer, pick_dtype, problem_tokens
 from proximo.models.compiling import allow_compiling
 from proximo.models.reward_models import completion_scores, load_reward_model
 from proximo.models.values import OwnLayers, OwnModel, TrunkHead, ValueForm
-from proximo.planning.cards import GIB, Card, card
-from proximo.planning.plan import Plan, make_plan
+from proximo.planning.cards import GIB, DeviceCard, card
+from proximo.planning.plan import RunPlan, make_plan
 from proximo.planning.published_shapes import PAD_ID, Shape, shape_of
 from proximo.rl.assemble import assemble
 from proximo.rl.build import build_learner
@@ -214,7 +214,7 @@ def rows(options: argparse.Namespace, folder: Path) -> Iterator[dict[str, Any]]:
     shape = shape_of(options.shape)
     policy, judge = write_models(shape, folder, options.device)
     _release(options.device)
-    here: Card = card("auto" if options.device != "cpu" else "cpu")
+    here: DeviceCard = card("auto" if options.device != "cpu" else "cpu")
     for row in (ROWS[number] for number in options.rows):
         _release(options.device)
         reset_peak(options.device)
@@ -225,7 +225,7 @@ def rows(options: argparse.Namespace, folder: Path) -> Iterator[dict[str, Any]]:
         yield {"name": row.name, **predicted(plan), **found, "left": left, "wall": time.perf_counter() - began}
 
 
-def predicted(plan: Plan) -> dict[str, Any]:
+def predicted(plan: RunPlan) -> dict[str, Any]:
     way = plan.full
     time_ = way.time
     return {

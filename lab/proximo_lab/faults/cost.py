@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from proximo.cli import main
-from proximo.processes.sandbox import Job, NoSandbox, Sandbox
+from proximo.processes.sandbox import NoSandbox, Sandbox, SandboxJob
 from proximo.rewards import PythonFunction
 from proximo.types import Completion, Problem
 from proximo_lab.faults.cases import Findings
@@ -144,8 +144,8 @@ def _sandbox_ms() -> float:
         print(f"no sandbox here: {missing}", file=sys.stderr)
         return float("nan")
     try:
-        sandbox.run(Job("print(1)"))  # the server starts
-        return _median_ms(lambda: sandbox.run(Job("print(1)")))
+        sandbox.run(SandboxJob("print(1)"))  # the server starts
+        return _median_ms(lambda: sandbox.run(SandboxJob("print(1)")))
     finally:
         sandbox.close()
 

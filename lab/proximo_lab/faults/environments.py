@@ -13,7 +13,7 @@ from proximo.models import tiny_tokenizer
 from proximo.rl.config import EvaluationOptions
 from proximo.rl.reward_config import RewardMix
 from proximo.samplers.sampler import SamplingOptions
-from proximo.system.lines import Lines
+from proximo.system.lines import JsonLines
 from proximo_lab.faults.cases import Findings, NotRun
 from proximo_lab.faults.hostile_environment import MARKS
 from proximo_lab.faults.processes import descendants
@@ -74,7 +74,7 @@ class Hostile:
         return ended.complaint or (f"exit {ended.code}: {ended.said[-300:]}" if ended.code else None)
 
     def _unscored(self, name: str) -> int:
-        return sum(row.get("unscored", 0) for row in Lines(self.place.folder / name / "metrics.jsonl"))
+        return sum(row.get("unscored", 0) for row in JsonLines(self.place.folder / name / "metrics.jsonl"))
 
     def _rows(self, name: str) -> list[dict]:
         files = (self.place.folder / name).glob("rollouts/*.parquet")

@@ -14,7 +14,7 @@ from tests.rewards.judge_server import JudgeServer, case_of, verdict
 from proximo.algorithms import GRPO
 from proximo.rewards import Judge
 from proximo.rl.config import EvaluationOptions
-from proximo.system.lines import Lines
+from proximo.system.lines import JsonLines
 from proximo.tasks import File
 from proximo_lab.faults.cases import Findings, NotRun
 from proximo_lab.faults.processes import Child
@@ -100,7 +100,7 @@ class Judges:
             self.mode.write_text("well")
         if ended.complaint or ended.code:
             return ended.complaint or f"exit {ended.code}: {ended.said[-300:]}"
-        unscored = sum(row.get("unscored", 0) for row in Lines(self.place.folder / name / "metrics.jsonl"))
+        unscored = sum(row.get("unscored", 0) for row in JsonLines(self.place.folder / name / "metrics.jsonl"))
         self.found.figures["unscored"] += unscored
         if not unscored:
             raise NotRun("no completion was at fault")
@@ -113,7 +113,7 @@ class Judges:
             ended = self.place.finish("busy")
         finally:
             self.mode.write_text("well")
-        waits = sum(row.get("judge_waits", 0) for row in Lines(self.place.folder / "busy" / "timings.jsonl"))
+        waits = sum(row.get("judge_waits", 0) for row in JsonLines(self.place.folder / "busy" / "timings.jsonl"))
         if not waits:
             raise NotRun("the judge was never busy")
         return ended.complaint or self.place.difference("busy")
@@ -137,12 +137,12 @@ class Judges:
         if "could not be reached" not in ended.said:
             return f"no word of the judge: {ended.said[-300:]}"
         self.start()
-        kept = [row for file in (self.place.folder / "gone" / "verdicts").iterdir() for row in Lines(file)]
+        kept = [row for file in (self.place.folder / "gone" / "verdicts").iterdir() for row in JsonLines(file)]
         self.found.figures["kept"] += len(kept)
         ended = self.place.finish("gone")
         if ended.complaint or ended.code:
             return ended.complaint or f"exit {ended.code}: {ended.said[-300:]}"
-        rows = [row for file in (self.place.folder / "gone" / "verdicts").iterdir() for row in Lines(file)]
+        rows = [row for file in (self.place.folder / "gone" / "verdicts").iterdir() for row in JsonLines(file)]
         twice = len(rows) - len({row["key"] for row in rows})
         return f"{twice} verdicts were asked for twice" if twice else self.place.difference("gone")
 

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 from proximo.algorithms import GRPO
 from proximo.rewards import PythonFunction
 from proximo.rl.config import EvaluationOptions
-from proximo.system.lines import Lines
+from proximo.system.lines import JsonLines
 from proximo.tasks import File
 from proximo_lab.faults.cases import Findings, NotRun
 from proximo_lab.faults.hostile_reward import DEEDS, is_guilty
@@ -93,7 +93,7 @@ class Hostile:
             return ended.complaint or f"exit {ended.code}: {ended.said[-300:]}"
         if harmless:
             return self.place.difference(name)
-        unscored = sum(row.get("unscored", 0) for row in Lines(self.place.folder / name / "metrics.jsonl"))
+        unscored = sum(row.get("unscored", 0) for row in JsonLines(self.place.folder / name / "metrics.jsonl"))
         zeros = self._zeros(self.place.folder / name)
         self.found.figures["unscored"] += unscored
         self.found.figures["zeros"] += zeros
@@ -105,7 +105,7 @@ class Hostile:
 
     def _zeros(self, folder: Path) -> int:
         """Rows that were trained though their completions are at fault."""
-        answers = {row["prompt"]: row["answer"] for row in Lines(self.place.folder.parent / "sums.jsonl")}
+        answers = {row["prompt"]: row["answer"] for row in JsonLines(self.place.folder.parent / "sums.jsonl")}
         rows = [row for file in folder.glob("rollouts/*.parquet") for row in pq.read_table(file).to_pylist()]
         trained = [row for row in rows if row["updates"]]
         return sum(is_guilty(row["text"], answers[row["prompt"]], EVERY) for row in trained)

@@ -9,7 +9,7 @@ from tests.processes.sandbox.captivity import World, gets_out_bare, left_behind,
 from tests.processes.sandbox.payloads import PAYLOADS, Payload
 from tests.tasks.exploits import EXPLOITS, PRIMES, SCRIPT
 
-from proximo.processes.sandbox import Job, Limits, NoSandbox, Sandbox
+from proximo.processes.sandbox import Limits, NoSandbox, Sandbox, SandboxJob
 from proximo.tasks import Code
 from proximo.tasks.testing import read_tests
 from proximo_lab.faults.cases import Case, Findings
@@ -71,7 +71,7 @@ def _battery(found: Findings, chosen: tuple[Payload, ...]) -> None:
     try:
         found.gaps += [f"the sandbox is without {missing}" for missing in sandbox.missing]
         nonce = secrets.token_hex(8)
-        control = sandbox.run(Job(f"print({nonce!r})"))
+        control = sandbox.run(SandboxJob(f"print({nonce!r})"))
         assert control.stdout.decode().strip() == nonce, "the control did not run"
         found.controls.append("a harmless program prints its nonce and ends by itself")
 
@@ -144,7 +144,7 @@ class _Watched(Sandbox):
         self._real = real
         self.said: list[bytes] = []
 
-    def run_marked(self, job: Job):
+    def run_marked(self, job: SandboxJob):
         result, nonce = self._real.run_marked(job)
         self.said.append(result.stderr)
         return result, nonce

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from proximo.planning.roofline import Drawn, Machine, arithmetic_share, limit_share
+from proximo.planning.roofline import DeviceLimits, Drawn, arithmetic_share, limit_share
 from proximo.planning.workloads import (
     C_135M_64,
     C_135M_256,
@@ -82,7 +82,7 @@ class Beside:
         return [*rows[:-1], whole]
 
 
-def shares_of(workload: Workload, machine: Machine, turns: Mapping[str, Drawn]) -> dict[str, dict[str, str]]:
+def shares_of(workload: Workload, machine: DeviceLimits, turns: Mapping[str, Drawn]) -> dict[str, dict[str, str]]:
     """What each phase reached: the rollout of its limit, training of the arithmetic."""
     rolled = limit_share(workload, machine, turns["rollout"])
     trained = arithmetic_share(workload, machine, turns["train"])
