@@ -108,9 +108,9 @@ class Session:
     def agreement(self, ours: Learned, peer: Trl) -> Agreement:
         """Compare both sides after the same update."""
         tolerance = TOLERANCE[torch.bfloat16 if self.on_gpu else torch.float32]
-        found = Agreement(ours, Learned(*peer.loss_and_norm(), scale=ours.scale), tolerance)
-        self.say(f"  ours and {peer.settings.name}: {found}")
-        return found
+        agreement = Agreement(ours, Learned(*peer.loss_and_norm(), scale=ours.scale), tolerance)
+        self.say(f"  ours and {peer.settings.name}: {agreement}")
+        return agreement
 
 
 def seconds_of(phases: Phases) -> dict[str, list[float]]:

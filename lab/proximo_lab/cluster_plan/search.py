@@ -18,7 +18,7 @@ from proximo_lab.cluster_plan.simulate import Learner, Work, groups_needed, simu
 from proximo_lab.cluster_plan.timings import PREDICTED, Timings
 
 RULES = {"in_flight": in_flight, "between": between, "aggregate": aggregate}
-"""When weights change: under running requests, between steps, or under running requests without a hard bound."""
+"""Rules by when weights change: under running requests, between steps, or under requests without a hard bound."""
 SPLITS = 9
 """Splits that are tried at first; then those around the best."""
 MAX_STALENESS = 64
@@ -88,7 +88,7 @@ class Point:
 
 @dataclass(frozen=True)
 class ClusterPlan:
-    """Everything in it is predicted."""
+    """Plan of a cluster; everything in it is predicted."""
 
     model: str
     parameters: int
@@ -99,7 +99,7 @@ class ClusterPlan:
     push: float
     points: tuple[Point, ...]
     tails: tuple[tuple[str, Point], ...]
-    """What the best split of each staleness gives if completions have a shorter or longer tail: the lengths, and the
+    """Results of the best split of each staleness if completions have a shorter or longer tail: the lengths, and the
     split."""
     timings: Timings
 
@@ -122,13 +122,13 @@ class ClusterPlan:
             "switch": self.switch,
             "push_seconds": self.push,
             "timings": self.timings.remark,
-            "tails": [{"lengths": lengths, **_facts(each)} for lengths, each in self.tails],
-            "points": [_facts(each) for each in self.points],
-            "best": {str(each): _facts(self.best(each)) for each in self.staleness},
+            "tails": [{"lengths": lengths, **_summary(each)} for lengths, each in self.tails],
+            "points": [_summary(each) for each in self.points],
+            "best": {str(each): _summary(self.best(each)) for each in self.staleness},
         }
 
 
-def _facts(point: Point) -> dict[str, object]:
+def _summary(point: Point) -> dict[str, object]:
     outcome = point.outcome
     return {
         "staleness": point.staleness,
@@ -196,7 +196,7 @@ def plan_cluster(
 
 
 class _Planner:
-    """What all splits share."""
+    """Settings that all splits share."""
 
     def __init__(
         self,
@@ -236,24 +236,24 @@ class _Planner:
     def splits(self) -> list[int]:
         """Learner ranks that are tried: evenly over all that leave an engine, hold the weights and have work, since
         whole groups go to ranks."""
-        unit, most = self.cluster.unit, self.cluster.gpus - self.engine.gpus
-        possible = [ranks for ranks in range(unit, most + 1, unit) if self.ranks(ranks) is not None]
+        unit, max_ranks = self.cluster.unit, self.cluster.gpus - self.engine.gpus
+        possible = [ranks for ranks in range(unit, max_ranks + 1, unit) if self.ranks(ranks) is not None]
         useful = [ranks for ranks in possible if ranks - unit < self.size.update_groups]
         possible = useful or possible[:1]
         if not possible:
-            everywhere = RankCount(max(most, 1), max(most, 1), self.cluster.per_node, self.cluster.network)
+            everywhere = RankCount(max(max_ranks, 1), max(max_ranks, 1), self.cluster.per_node, self.cluster.network)
             needed = rank_memory(self.holding, self.size, self.cluster.card, everywhere).total
             raise ValueError(
-                f"gpus is {self.cluster.gpus}: with one engine of {self.engine.gpus} the other {max(most, 0)} cannot "
-                f"hold the learner (a rank would need {needed / 2**30:,.0f} GiB); give more GPUs, or larger ones"
+                f"gpus is {self.cluster.gpus}: with one engine of {self.engine.gpus} the other {max(max_ranks, 0)} "
+                f"cannot hold the learner (a rank would need {needed / 2**30:,.0f} GiB); give more GPUs, or larger ones"
             )
         count = min(SPLITS, len(possible))
-        return [possible[int((place + 0.5) * len(possible) / count)] for place in range(count)]
+        return [possible[int((number + 0.5) * len(possible) / count)] for number in range(count)]
 
     def around(self, best: int, tried: Sequence[int]) -> list[int]:
         """Splits half-way to the neighbours of the best."""
-        place, unit = tried.index(best), self.cluster.unit
-        middles = [(best + each) // 2 // unit * unit for each in (*tried[:place][-1:], *tried[place + 1 :][:1])]
+        index, unit = tried.index(best), self.cluster.unit
+        middles = [(best + each) // 2 // unit * unit for each in (*tried[:index][-1:], *tried[index + 1 :][:1])]
         return [each for each in middles if each not in tried and each > 0 and self.ranks(each) is not None]
 
     def ranks(self, number: int) -> RankCount | None:
