@@ -138,7 +138,7 @@ def test_after_the_first_rollout_pages_are_kept_that_were_needed():
 
 def test_keys_that_the_sampler_would_refuse_do_not_fit():
     plan = BufferPlan(slots=4, prompts=1, max_prompt_tokens=100, max_tokens=200, siblings=4)
-    found = [keys_in_pages(plan, 4 * 4, token_bytes=10, room=pages * 640) for pages in (5, 6, 18)]
+    found = [keys_in_pages(plan, 4 * 4, token_bytes=10, free_bytes=pages * 640) for pages in (5, 6, 18)]
     assert [each.refused for each in found] == [True, False, False]
     assert [each.live for each in found] == [1, 1, 4]
     assert [each.first for each in found] == [7 * 640, 7 * 640, 19 * 640]

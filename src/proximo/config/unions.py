@@ -88,10 +88,10 @@ def _closed_fields(kind: type) -> list[tuple[str, tuple[type, ...], str]]:
     closed = []
     for field, its_kind in given_fields(kind):
         members = union_members(its_kind)
-        tables = all(each is types.NoneType or each in classes(its_kind) for each in members)
-        if (tables and members != (types.NoneType,)) or all(each in NUMBERS for each in members):
-            kinds = tuple(each for member in members for each in NUMBERS.get(member, (member,)))
-            names = [WORDS.get(each) or f"a {each.__name__}(...)" for each in members]
+        tables = all(member is types.NoneType or member in classes(its_kind) for member in members)
+        if (tables and members != (types.NoneType,)) or all(member in NUMBERS for member in members):
+            kinds = tuple(accepted for member in members for accepted in NUMBERS.get(member, (member,)))
+            names = [WORDS.get(member) or f"a {member.__name__}(...)" for member in members]
             closed.append((field.name, kinds, " or ".join(names)))
     return closed
 
@@ -148,7 +148,7 @@ def check_foreign(foreign: type, kind: Any) -> None:
                 f"{foreign.__name__}.{field.name} is {_spelled(hints[field.name])}, which no config can hold: make it "
                 "a bool, int, float, str, tuple, dict, a frozen dataclass or a union of these"
             )
-    lacking = [(each, missing_members(foreign, each)) for each in protocols(kind)]
+    lacking = [(protocol, missing_members(foreign, protocol)) for protocol in protocols(kind)]
     protocol, missing = min(lacking, key=lambda pair: len(pair[1]))
     if missing:
         raise ValueError(
@@ -193,7 +193,7 @@ def _is_writable(kind: Any) -> bool:
     for option in union_members(kind):
         origin, inner = typing.get_origin(option), typing.get_args(option)
         if origin is tuple and inner:
-            good = all(each is Ellipsis or _is_writable(each) for each in inner)
+            good = all(item is Ellipsis or _is_writable(item) for item in inner)
         elif origin in (dict, Mapping) or option in (dict, Mapping):
             good = not inner or (inner[0] is str and _is_writable(inner[1]))
         else:

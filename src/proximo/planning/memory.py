@@ -227,7 +227,7 @@ def _keys(holding: Holding, size: StepSize, card: DeviceCard, free: int) -> KeyU
         pages = pages_at_once(size.lengths)
     else:  # a row takes the slot of another that ended: at any time there are short and long ones
         pages = MAX_SLOTS * pages_for(size.mean_tokens or size.max_tokens)
-    return keys_in_pages(_buffers(size), pages, per_token, room=max(room_for_keys(free, holding.trained), 0))
+    return keys_in_pages(_buffers(size), pages, per_token, free_bytes=max(room_for_keys(free, holding.trained), 0))
 
 
 def largest_pass(holding: Holding, size: StepSize, card: DeviceCard, free: int) -> Pass:
@@ -252,16 +252,18 @@ def _planned(holding: Holding, size: StepSize, card: DeviceCard, free: int) -> M
     if size.token_budget is not None or not card.is_gpu:
         return MemoryPlan(size.token_budget or CPU_TOKENS)
     shape = holding.shape
-    room = room_for_activations(free, pending=holding.pending, vocabulary=shape.vocabulary, hidden=shape.hidden)
-    return plan_memory(holding.cost, room, [GroupLengths(size.prompt_tokens, (size.max_tokens,) * size.group_size)])
+    free_bytes = room_for_activations(free, pending=holding.pending, vocabulary=shape.vocabulary, hidden=shape.hidden)
+    return plan_memory(
+        holding.cost, free_bytes, [GroupLengths(size.prompt_tokens, (size.max_tokens,) * size.group_size)]
+    )
 
 
 def kept_logits(holding: Holding, card: DeviceCard, tokens: int, free: int) -> int:
     """Whole chunks of float32 logits, as `token_logprobs` keeps them."""
-    chunk, room = (CHUNK_BYTES["cuda"], int(KEPT_SHARE * free)) if card.is_gpu else (ELSEWHERE, KEPT_ELSEWHERE)
+    chunk, free_bytes = (CHUNK_BYTES["cuda"], int(KEPT_SHARE * free)) if card.is_gpu else (ELSEWHERE, KEPT_ELSEWHERE)
     vocabulary = holding.shape.vocabulary
     rows = chunk_rows(vocabulary, chunk)
-    return 4 * vocabulary * min(tokens, rows * chunks_kept(vocabulary, max(room, 0), rows))
+    return 4 * vocabulary * min(tokens, rows * chunks_kept(vocabulary, max(free_bytes, 0), rows))
 
 
 def head_bytes(holding: Holding, card: DeviceCard) -> int:

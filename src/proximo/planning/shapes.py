@@ -58,10 +58,10 @@ class ModelShape:
     def _counts(self) -> tuple[int, int, int]:
         """`parameters`, `matrices` and `body`: counting takes long enough to do it once."""
         chosen, matrices = getattr(self.config, "num_experts_per_tok", None) or 1, _matrices(self.model)
-        body = (each.numel() * chosen // len(each) if each.ndim == 3 else each.numel() for each in matrices)
+        body = (matrix.numel() * chosen // len(matrix) if matrix.ndim == 3 else matrix.numel() for matrix in matrices)
         return (
-            sum(each.numel() for each in self.model.parameters()),
-            sum(each.numel() for each in matrices),
+            sum(parameter.numel() for parameter in self.model.parameters()),
+            sum(matrix.numel() for matrix in matrices),
             sum(body),
         )
 

@@ -162,9 +162,8 @@ def remember_run(run: Path, identity: str, tables: Mapping[str, Any]) -> str | N
     """Remember the code of a run that the user starts; a message if that cannot be done."""
     code = {}
     try:
-        named = named_code(tables)
-        for each in named:
-            code[each.use] = executed_files(each.value)
+        for named in named_code(tables):
+            code[named.use] = executed_files(named.value)
         if code:
             remember(run, identity, code)
     except (OSError, ValueError) as error:

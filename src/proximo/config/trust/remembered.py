@@ -86,7 +86,7 @@ def _make(folder: Path) -> None:
 
 
 def _forget(folder: Path) -> None:
-    if len(files := [each for each in names(folder) if each.endswith(".json")]) <= MAX_RUNS:
+    if len(files := [name for name in names(folder) if name.endswith(".json")]) <= MAX_RUNS:
         return
     oldest = sorted(files, key=lambda name: _age(folder / name))
     for name in oldest[: len(files) - MAX_RUNS]:
