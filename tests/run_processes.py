@@ -121,9 +121,9 @@ sys.exit(importlib.import_module(worker).main([*arguments, str(os.getppid())]))
 
 
 class RunStarter:
-    """In the place of what starts the runs of a comparison."""
+    """Stands in for what starts the runs of a comparison."""
 
-    def __init__(self, worker: str, *_modules: str, on_cpu: bool) -> None:
+    def __init__(self, worker: str, *modules: str, on_cpu: bool) -> None:
         self._worker = worker
 
     def start(self, arguments: Sequence[object], log: Path) -> Script:

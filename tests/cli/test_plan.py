@@ -11,7 +11,7 @@ from proximo.config import toml
 from proximo.models import loading, tiny_model
 from proximo.models.adapters.lora import Lora
 from proximo.planning import cards
-from proximo.planning.cards import Card
+from proximo.planning.cards import DeviceCard
 
 
 @pytest.fixture(autouse=True)
@@ -112,7 +112,7 @@ def test_a_gpu_by_its_numbers(capsys):
 
 
 def test_a_cpu_is_planned_in_float32(monkeypatch, capsys):
-    here = Card("cpu", 16, 2e10, 7e10, is_gpu=False, context=0.3)
+    here = DeviceCard("cpu", 16, 2e10, 7e10, is_gpu=False, context=0.3)
     monkeypatch.setattr(cards, "this_machine", lambda *, gpu: here)
     _, found = planned(["--model", "tiny-arithmetic", "--gpu", "cpu", "--sampling.max-tokens", "8"], capsys)
     assert (found["dtype"], found["card"]["name"]) == ("float32", "cpu")

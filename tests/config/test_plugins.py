@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from proximo.config import toml
 from proximo.config.plugins import counted_from, load_class, named_file, place_of
-from proximo.config.trust.permission import said
+from proximo.config.trust.permission import command_line
 from proximo.config.unions import foreign_name, missing_members, protocols
 from proximo.models.values import OwnLayers, ValueForm
 from proximo.rewards import Reward
@@ -211,7 +211,7 @@ def test_a_path_counts_from_the_toml_file_that_names_it(here, monkeypatch):
         toml.load("configs/drawing.toml", Drawing)
     (here / "see").mkdir()
     (here / "see" / "a.py").touch()
-    with said(True, []):
+    with command_line(True, []):
         assert toml.load("configs/drawing.toml", Drawing).one.sides == 3
     with pytest.raises(
         ValueError, match="none.py cannot be read, .*; a path counts from the current folder, in a TOML"

@@ -55,12 +55,12 @@ def test_rows_know_their_places(tmp_path: Path):
     rows = [{"a": 1}, "", {"a": "x\u2028y"}]
     mistakes = Mistakes()
     found = read_rows(written(tmp_path / "x.jsonl", rows), mistakes)
-    assert [(row.place, dict(row.values)) for row in found] == [
+    assert [(row.location, dict(row.values)) for row in found] == [
         (f"{tmp_path}/x.jsonl:1", {"a": 1}),
         (f"{tmp_path}/x.jsonl:3", {"a": "x\u2028y"}),
     ]
     path = as_parquet(tmp_path / "x.parquet", [{"a": 1}, {"a": 2}])
-    assert [row.place for row in read_rows(path, mistakes)] == [f"{path}, row 1", f"{path}, row 2"]
+    assert [row.location for row in read_rows(path, mistakes)] == [f"{path}, row 1", f"{path}, row 2"]
     assert not mistakes
 
 
@@ -157,8 +157,8 @@ def test_each_reply_of_a_conversation_is_an_example(tmp_path: Path):
         first, second = read_examples(path, Mistakes())
         assert (first.prompt, first.completion) == ((SYSTEM, USER), "hello")
         assert (second.prompt, second.completion) == ((SYSTEM, USER, REPLY, AGAIN), "ciao")
-        assert first.place.endswith(", turn 3")
-        assert second.place.endswith(", turn 5")
+        assert first.location.endswith(", turn 3")
+        assert second.location.endswith(", turn 5")
         # They stay together with each other, and with the same question asked elsewhere.
         assert first.key == second.key == Example("", (SYSTEM, USER), "other").key
 

@@ -15,10 +15,10 @@ import pytest
 
 from proximo.data import Mistakes, formats, read_examples, read_rows, rows
 from proximo.system.arrow import arrow_batches
-from proximo.system.parquet import Limits, open_parquet
+from proximo.system.parquet import TableLimits, open_parquet
 from tests.data.test_data import written
 
-SMALL = Limits(rows=10_000, values=100_000, size=8 << 20)
+SMALL = TableLimits(rows=10_000, values=100_000, size=8 << 20)
 
 
 def refusal(path: Path) -> str:

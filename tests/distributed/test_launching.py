@@ -14,7 +14,7 @@ from proximo.cli import main
 from proximo.distributed import launching
 from proximo.distributed.launching import launch
 from proximo.learner.ranks import Ranks
-from proximo.planning.cards import Card
+from proximo.planning.cards import DeviceCard
 from proximo.planning.shapes import read_shape
 from proximo.rl.config import RunConfig
 from proximo.samplers.embedded import Embedded
@@ -130,7 +130,7 @@ def test_a_dry_run_says_whether_each_rank_holds_its_part(flags, peak, capsys):
 
 @pytest.mark.slow("starts ranks")
 def test_ranks_hold_less_each_and_need_no_copy_where_engines_sample():
-    card, sizes = Card("any", memory=1000.0, bandwidth=1e12, arithmetic=1e14), {}
+    card, sizes = DeviceCard("any", memory=1000.0, bandwidth=1e12, arithmetic=1e14), {}
     for ranks in (2, 8):
         for name, sampler in (("own", Embedded()), ("engines", Fleet())):
             config = RunConfig(model="8B", ranks=Ranks(ranks), sampler=sampler)
@@ -151,7 +151,7 @@ def test_ranks_hold_less_each_and_need_no_copy_where_engines_sample():
     ],
 )
 def test_what_does_not_fit_is_told_what_would(memory, ranks, engines, said):
-    card = Card("any", memory=memory, bandwidth=1e12, arithmetic=1e14)
+    card = DeviceCard("any", memory=memory, bandwidth=1e12, arithmetic=1e14)
     sampler = Fleet() if engines else Embedded()
     small = _fit_on_ranks(RunConfig(model="8B", sampler=sampler), ranks, card, 512)
     assert not small.fits
@@ -160,7 +160,7 @@ def test_what_does_not_fit_is_told_what_would(memory, ranks, engines, said):
 
 
 def test_what_rank_0_has_alone_is_not_in_shards():
-    card = Card("any", memory=1000.0, bandwidth=1e12, arithmetic=1e14)
+    card = DeviceCard("any", memory=1000.0, bandwidth=1e12, arithmetic=1e14)
     peaks = {}
     for teacher in (None, "14B"):
         config = RunConfig(model="0.6B", sampler=Fleet(), teacher=teacher)

@@ -14,7 +14,7 @@ from proximo.learner.learner import Learner
 from proximo.learner.lora import LoraPolicy
 from proximo.models.adapters.lora import Lora
 from proximo.planning.cards import GIB, card, this_machine
-from proximo.planning.plan import Plan, Way, make_plan
+from proximo.planning.plan import RunPlan, Way, make_plan
 from proximo.planning.published_shapes import LLAMA_1B, QWEN_4B, QWEN_8B, QWEN_600M, QWEN_1700M
 from proximo.planning.workloads import Workload
 from proximo.rl.config import RunConfig, TrainingOptions
@@ -40,7 +40,7 @@ WORKLOADS_LORA = [
 ]
 
 
-def planned(workload: Workload, folder: Path) -> Plan:
+def planned(workload: Workload, folder: Path) -> RunPlan:
     """For the memory that is free now, and the datasheet's speeds where this GPU is an H200."""
     workload.shape.config().to_json_file(folder / "config.json")
     run = RunConfig(

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 from proximo.algorithms import DAPO, GRPO, GSPO, PPO, SAPO
 from proximo.learner.memory import token_cost
 from proximo.models.values import OwnModel
-from proximo.planning.cards import CARDS, GIB, Card, card, chosen_card
+from proximo.planning.cards import CARDS, GIB, DeviceCard, card, chosen_card
 from proximo.planning.fitting import GROUP_SIZES, LENGTHS, largest_groups, longest_completions
 from proximo.planning.holdings import Component, Holding, component, holdings
 from proximo.planning.keys import keys_in_pages, pages_at_once
@@ -105,7 +105,7 @@ def test_logits_are_kept_in_whole_chunks_of_half_of_what_is_free():
     assert kept_logits(full, H200, 100_000, free=2 * 3 * chunk * row) == 3 * chunk * row
     assert kept_logits(full, H200, 100_000, free=2 * 3 * chunk * row - 2) == 2 * chunk * row
     assert kept_logits(full, H200, 100, free=-1) == 0
-    cpu = Card("cpu", 64, 2e10, 7e10, is_gpu=False)
+    cpu = DeviceCard("cpu", 64, 2e10, 7e10, is_gpu=False)
     assert kept_logits(full, cpu, 100, free=2**40) == 100 * row
     assert kept_logits(full, cpu, 100_000, free=2**40) == 4 * (2**26 // row) * row <= 2**28
 
@@ -138,7 +138,7 @@ def test_after_the_first_rollout_pages_are_kept_that_were_needed():
 
 def test_keys_that_the_sampler_would_refuse_do_not_fit():
     plan = BufferPlan(slots=4, prompts=1, max_prompt_tokens=100, max_tokens=200, siblings=4)
-    found = [keys_in_pages(plan, 4 * 4, token_bytes=10, room=pages * 640) for pages in (5, 6, 18)]
+    found = [keys_in_pages(plan, 4 * 4, token_bytes=10, free_bytes=pages * 640) for pages in (5, 6, 18)]
     assert [each.refused for each in found] == [True, False, False]
     assert [each.live for each in found] == [1, 1, 4]
     assert [each.first for each in found] == [7 * 640, 7 * 640, 19 * 640]
@@ -160,7 +160,7 @@ def test_a_single_pass_has_no_gradients_before_it():
 
 def test_a_cpu_keeps_prompts_in_every_slot_and_takes_its_own_budget():
     full, _ = holdings(RunConfig(model="0.6B", algorithm=CLIPPED), torch.float32, compiled=False)
-    small = Card("cpu", 64, 2e10, 7e10, is_gpu=False)
+    small = DeviceCard("cpu", 64, 2e10, 7e10, is_gpu=False)
     use = memory_use(full, StepSize(groups=2, group_size=8, prompt_tokens=64, max_tokens=32), small)
     assert use.keys == 16 * (64 + 32) * 2 * 28 * 8 * 128 * 4
     assert (use.captured, use.checkpointed, use.parts) == (0, 0, 1)
@@ -286,7 +286,7 @@ def test_what_is_predicted_is_never_less_than_what_is_needed(size, chosen):
 @given(size=sizes)
 @settings(max_examples=30, deadline=None)
 def test_what_is_said_to_fit_fits_and_the_next_does_not(size):
-    tiny, holding = Card("tiny", 10, 1e12, 1e14), HOLDINGS[0]
+    tiny, holding = DeviceCard("tiny", 10, 1e12, 1e14), HOLDINGS[0]
     for field, tried, found in (
         ("max_tokens", LENGTHS, longest_completions(holding, size, tiny)),
         ("group_size", GROUP_SIZES, largest_groups(holding, size, tiny)),
@@ -315,13 +315,13 @@ def test_a_larger_card_holds_longer_completions():
 def test_cards_by_name_and_by_number():
     assert card("a100-40").name == "A100-40"
     assert chosen_card("A100-40", 30.0, None, None) == replace(card("A100-40"), memory=30.0)
-    assert chosen_card(None, 80.0, 3.35e12, 989e12) == Card("custom", 80.0, 3.35e12, 989e12)
+    assert chosen_card(None, 80.0, 3.35e12, 989e12) == DeviceCard("custom", 80.0, 3.35e12, 989e12)
     with pytest.raises(ValueError, match="gpu.arithmetic is missing"):
         chosen_card(None, 80.0, 3.35e12, None)
     with pytest.raises(ValueError, match=r"gpu is 'H2000': give one of B200, H200"):
         card("H2000")
     with pytest.raises(ValueError, match="gpu.memory is -1"):
-        Card("odd", -1, 1e12, 1e12)
+        DeviceCard("odd", -1, 1e12, 1e12)
 
 
 def test_the_h200_of_the_table_is_the_one_that_was_measured():

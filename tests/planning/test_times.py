@@ -10,7 +10,7 @@ from proximo.planning.cards import card
 from proximo.planning.holdings import holdings
 from proximo.planning.memory import StepSize, memory_use
 from proximo.planning.roofline import H200
-from proximo.planning.times import Decoding, StepTime, decoding, needs_old_pass, step_time
+from proximo.planning.times import DecodingWork, StepTime, decoding, needs_old_pass, step_time
 from proximo.rl.config import RunConfig, TrainingOptions
 
 ONE_UPDATE = TrainingOptions(minibatches=1)
@@ -26,14 +26,14 @@ def time_of(model: str, size: StepSize, *, lora: bool = False, algorithm=CLIPPED
 
 def test_decode_steps_by_hand():
     # Two rows of one prompt: 3 tokens take 2 steps after the prompt, with 1 and 2 tokens of their own to read.
-    assert decoding([3, 3], slots=2, groups=1, shared=True) == Decoding(2, 4, prompt_reads=2, own_reads=2 + 4)
+    assert decoding([3, 3], slots=2, groups=1, shared=True) == DecodingWork(2, 4, prompt_reads=2, own_reads=2 + 4)
     assert decoding([3, 3], slots=2, groups=1, shared=False).prompt_reads == 4
     # One after the other.
-    assert decoding([3, 3], slots=1, groups=1, shared=True) == Decoding(4, 4, prompt_reads=4, own_reads=6)
+    assert decoding([3, 3], slots=1, groups=1, shared=True) == DecodingWork(4, 4, prompt_reads=4, own_reads=6)
     # The second ends sooner: alone for its last step.
-    assert decoding([3, 2], slots=2, groups=2, shared=True) == Decoding(2, 3, prompt_reads=3, own_reads=2 + 2)
+    assert decoding([3, 2], slots=2, groups=2, shared=True) == DecodingWork(2, 3, prompt_reads=3, own_reads=2 + 2)
     # A single token needs no step.
-    assert decoding([1], slots=1, groups=1, shared=True) == Decoding(0, 0, 0, 0)
+    assert decoding([1], slots=1, groups=1, shared=True) == DecodingWork(0, 0, 0, 0)
 
 
 def test_a_rollout_by_hand():

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from proximo.processes import forkserver
-from proximo.processes.forkserver import Forked, ForkServer, Fresh, Process, starter
+from proximo.processes.forkserver import Forked, ForkServer, Fresh, StartedProcess, starter
 from tests.waiting import is_running, wait_until
 
 WORKER = """
@@ -56,7 +56,7 @@ def way(request, worker):
     made.close()
 
 
-def waiting(way: forkserver.Starter, folder: Path) -> Process:
+def waiting(way: forkserver.Starter, folder: Path) -> StartedProcess:
     """A process that has begun and goes on until it is told to end."""
     process = way.start(["wait", folder], folder / "wait.log")
     wait_until((folder / f"{process.pid}.ready").exists)

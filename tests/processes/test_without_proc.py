@@ -57,7 +57,7 @@ SERVERS = """
 import json, os, sys, time
 from pathlib import Path
 from proximo.processes import tree
-from proximo.processes.server import Server
+from proximo.processes.server import ServerProcess
 
 FAMILY = '''
 import os, subprocess, sys, time
@@ -65,7 +65,7 @@ away = subprocess.Popen(["sleep", "600"], start_new_session=True)
 print(os.getpid(), away.pid, flush=True)
 time.sleep(600)
 '''
-server = Server([sys.executable, "-c", FAMILY], {})
+server = ServerProcess([sys.executable, "-c", FAMILY], {})
 while len(numbers := server.last_lines().split()) < 2:
     time.sleep(0.01)
 tree.signal_kept(server._keeper.pid, 18)

@@ -19,7 +19,7 @@ from proximo import train
 from proximo.environments.episode_pool import ActingJob, ProcessHost
 from proximo.processes import failures
 from proximo.processes.cluster import Nodes, NoPlace
-from proximo.processes.server import Server, ServerLost, start_here
+from proximo.processes.server import ServerLost, ServerProcess, start_here
 from proximo.rewards import PythonFunction
 from proximo.rewards.grading import Grading
 from proximo.rl.reward_config import RewardMix, WeightedRule
@@ -73,7 +73,7 @@ class Machine:
     """Listeners that were started here."""
 
     seen: Path
-    servers: list[Server] = field(default_factory=list)
+    servers: list[ServerProcess] = field(default_factory=list)
     addresses: list[str] = field(default_factory=list)
     room: int = 99
 
@@ -82,7 +82,7 @@ class Machine:
             raise ServerLost("no node is free")
         self.room -= 1
         server, address = start_here(command, environment | {"SEEN": str(self.seen)}, deadline)
-        assert isinstance(server, Server)
+        assert isinstance(server, ServerProcess)
         self.servers.append(server)
         self.addresses.append(address)
         return server, address
@@ -169,7 +169,7 @@ def _thread(work) -> threading.Thread:
     return thread
 
 
-def _kill_node(server: Server, number: int) -> None:
+def _kill_node(server: ServerProcess, number: int) -> None:
     """The listener, as a node that is gone would take it along."""
     keeper = server._keeper.pid
     [child] = Path(f"/proc/{keeper}/task/{keeper}/children").read_text().split()

@@ -16,7 +16,7 @@ from proximo.rl.config import RunConfig
 from proximo.rl.progress import Lines as Shown
 from proximo.rl.run import Run
 from proximo.rl.train import train
-from proximo.system.lines import Lines
+from proximo.system.lines import JsonLines
 from proximo.tasks.arithmetic import Arithmetic
 
 
@@ -80,7 +80,7 @@ def dead_run(folder: Path, ptx: Ptx | None) -> RunConfig:
 def test_a_run_learns_the_examples_even_where_every_group_is_dead(tmp_path):
     config = dead_run(tmp_path, Ptx(str(written(tmp_path, more=1)), examples=5))
     train(Run(config, tmp_path / "run", Shown()))
-    rows = [row for row in Lines(tmp_path / "run/metrics.jsonl") if "ptx_loss" in row]
+    rows = [row for row in JsonLines(tmp_path / "run/metrics.jsonl") if "ptx_loss" in row]
     assert [row["dead_groups"] for row in rows] == [1.0] * 3
     assert rows[-1]["ptx_loss"] < 0.8 * rows[0]["ptx_loss"]
 

@@ -61,7 +61,7 @@ from proximo.supervised.reward_model import RewardModelConfig, train_reward_mode
 from proximo.supervised.sft import SftConfig, sft
 from proximo.supervised.snapshots import POINTS
 from proximo.system.folders import MANIFEST, complaints, file_hash, write_folder
-from proximo.system.lines import Lines
+from proximo.system.lines import JsonLines
 from proximo.system.locks import FolderLock
 from proximo.system.sealing import sealed
 from proximo.system.version import source_fingerprint
@@ -195,7 +195,9 @@ def test_the_same_bits_wherever_it_went_on_from(name, golden, tmp_path):
         pytest.importorskip("bitsandbytes")
     settings, whole = RUNS[name], golden(name)
     wanted = numbers(whole)
-    assert any(0 < row.get("outcome", 0) < 1 for row in Lines(whole / "metrics.jsonl"))  # there is something to learn
+    assert any(
+        0 < row.get("outcome", 0) < 1 for row in JsonLines(whole / "metrics.jsonl")
+    )  # there is something to learn
     for step in range(1, settings.steps + 1) if name in EVERY_STEP else [settings.steps - 1]:
         folder = left_after(step, whole, tmp_path / str(step))
         trained(settings, folder)
@@ -313,10 +315,10 @@ def test_a_checkpoint_that_numbered_its_tensors_is_resumed(name, golden, tmp_pat
 
 def test_the_runs_reach_what_they_are_to_test(golden):
     """Carried groups, filtered ones, a moved coefficient, older weights: there is something to get wrong."""
-    assert any(row.get("carried_groups") for row in Lines(golden("dapo") / "metrics.jsonl"))
+    assert any(row.get("carried_groups") for row in JsonLines(golden("dapo") / "metrics.jsonl"))
     assert {"trained", "filtered"} <= check_ledger(golden("dapo")).states.keys()
-    assert "carried" in [row["state"] for row in Lines(golden("dapo") / "ledger.jsonl")]
-    coefficients = {row.get("kl_coefficient") for row in Lines(golden("adaptive kl") / "metrics.jsonl")}
+    assert "carried" in [row["state"] for row in JsonLines(golden("dapo") / "ledger.jsonl")]
+    coefficients = {row.get("kl_coefficient") for row in JsonLines(golden("adaptive kl") / "metrics.jsonl")}
     assert len(coefficients - {None}) == 3
     assert (golden("lagging sampler") / CHECKPOINTS / "step-000002" / "state" / "sampler.safetensors").exists()
     checkpoints = saved(golden("reset reference") / CHECKPOINTS)
@@ -396,7 +398,7 @@ def test_damaged_checkpoints_are_named_and_passed_over(golden, tmp_path):
     (folder / CHECKPOINTS / "step-000005.partial").mkdir()
     trained(config(), folder)
     assert_same(numbers(folder), numbers(whole))
-    events = list(Lines(folder / "events.jsonl"))
+    events = list(JsonLines(folder / "events.jsonl"))
     assert [(row["kind"], row["attempt"]) for row in events] == [("damaged_checkpoint", 2)] * 2 + [("resumed", 2)]
     assert "step-000004 is damaged (model.safetensors: 0 bytes" in events[0]["message"]
     assert "step-000003 is damaged (state/random.safetensors: missing)" in events[1]["message"]
@@ -411,7 +413,7 @@ def test_a_checkpoint_of_another_run_is_passed_over(golden, tmp_path):
     shutil.copytree(tmp_path / "other" / CHECKPOINTS / "step-000003", folder / CHECKPOINTS / "step-000003")
     trained(config(), folder)
     assert_same(numbers(folder), numbers(golden("grpo")))
-    [message] = [row["message"] for row in Lines(folder / "events.jsonl") if row["kind"] == "damaged_checkpoint"]
+    [message] = [row["message"] for row in JsonLines(folder / "events.jsonl") if row["kind"] == "damaged_checkpoint"]
     assert "step-000003 cannot be resumed from: it belongs to another run" in message
 
 
@@ -467,7 +469,7 @@ def test_lost_rows_are_no_reason_to_train_again_unasked(how, name, golden, tmp_p
     whole = left[: left.rfind(b"\n") + 1]  # a torn last row goes, nothing else
     assert ((folder / name).read_bytes() if (folder / name).exists() else b"") == whole
     assert len(saved(folder / CHECKPOINTS)) == 4
-    [event] = [row for row in Lines(folder / "events.jsonl") if row["kind"] == "lost_rows"]
+    [event] = [row for row in JsonLines(folder / "events.jsonl") if row["kind"] == "lost_rows"]
     assert (event["step"], name in event["message"]) == (4, True)
 
 
@@ -504,7 +506,7 @@ def test_code_that_has_changed_is_told(golden, tmp_path, monkeypatch):
         attempt.start()
     assert said is not None
     assert f"source {known} then; version {proximo.__version__}, source feedfeedfeedfeed now" in said
-    [event] = [row for row in Lines(folder / "events.jsonl") if row["kind"] == "other_code"]
+    [event] = [row for row in JsonLines(folder / "events.jsonl") if row["kind"] == "other_code"]
     assert (event["step"], event["message"]) == (3, said)
     assert json.loads((folder / "run.json").read_text())["attempts"][-1]["source"] == "feedfeedfeedfeed"
     with begin(folder, toml.dumps(config())) as attempt:
@@ -574,7 +576,7 @@ def test_a_changed_config_is_refused_field_by_field(tmp_path, capsys):
     assert main([*flags, "--steps", "2", "--training.learning-rate", "0.001", *more]) == 0
     attempts = json.loads((tmp_path / "a" / "run.json").read_text())["attempts"]
     assert attempts[1]["changes"].keys() == {"steps", "training.learning_rate"}
-    assert [row["step"] for row in Lines(tmp_path / "a" / "metrics.jsonl")] == [0, 1, 2, 2]
+    assert [row["step"] for row in JsonLines(tmp_path / "a" / "metrics.jsonl")] == [0, 1, 2, 2]
     loaded = toml.loads((tmp_path / "a" / "config.toml").read_text(), RunConfig)
     assert (loaded.steps, loaded.checkpoints.keep) == (2, 7)
 
@@ -703,7 +705,7 @@ def test_the_best_whose_save_failed_does_not_cost_the_one_before(tmp_path, monke
         "step": 2,
         "value": 0.9,
     }
-    assert "save_failed" in [row["kind"] for row in Lines(tmp_path / "events.jsonl")]
+    assert "save_failed" in [row["kind"] for row in JsonLines(tmp_path / "events.jsonl")]
 
 
 @pytest.mark.slow("trains and resumes a run")
@@ -854,7 +856,7 @@ def test_a_function_that_was_corrected_is_noted(tmp_path, monkeypatch):
                 [] if again else ["rules[1].path is a different function than before"]
             )
             attempt.start()
-    assert [row["kind"] for row in Lines(folder / "events.jsonl")] == ["resumed", "changed", "resumed"]
+    assert [row["kind"] for row in JsonLines(folder / "events.jsonl")] == ["resumed", "changed", "resumed"]
 
 
 def test_a_change_is_on_record_before_it_is_the_runs(tmp_path, monkeypatch):
@@ -917,7 +919,7 @@ def test_a_finished_run_with_prompts_left_out_says_its_result_again(tmp_path, ca
     flags += ["--task.path", str(tmp_path / "train.jsonl"), "--task.held-out", str(tmp_path / "held_out.jsonl")]
     assert main(flags) == 0
     first = capsys.readouterr().out
-    assert "skipped_row" in [row["kind"] for row in Lines(tmp_path / "a" / "events.jsonl")]
+    assert "skipped_row" in [row["kind"] for row in JsonLines(tmp_path / "a" / "events.jsonl")]
     assert main(flags) == 0
     assert capsys.readouterr().out == first
 
@@ -935,7 +937,7 @@ def test_what_fails_in_the_last_evaluation_is_told(golden, tmp_path, monkeypatch
     monkeypatch.setattr(Run, "evaluate", evaluate)
     trained(config(), folder, progress)
     assert progress.warnings == ["a grader: 1 completion unscored (time): too slow"]
-    assert [(row["kind"], row["step"]) for row in Lines(folder / "events.jsonl")][-1] == ("unscored", 4)
+    assert [(row["kind"], row["step"]) for row in JsonLines(folder / "events.jsonl")][-1] == ("unscored", 4)
 
 
 def test_an_exit_is_no_failure_by_its_number(tmp_path):
@@ -985,7 +987,7 @@ def test_nobody_to_tell_is_no_reason_to_stop(tmp_path, monkeypatch):
     log.metrics(0, {"loss": 1.0})
     (tmp_path / "metrics.jsonl").rmdir()
     log.metrics(1, {"loss": 2.0})
-    assert [row["step"] for row in Lines(tmp_path / "metrics.jsonl")] == [0, 1]
+    assert [row["step"] for row in JsonLines(tmp_path / "metrics.jsonl")] == [0, 1]
     grader = Grader(Arithmetic())
     grader._current = "a problem", time.monotonic()
     monkeypatch.setattr(grader._thread, "is_alive", lambda: True)
@@ -1042,7 +1044,7 @@ def test_a_save_that_fails_is_tried_again_and_changes_nothing(golden, tmp_path, 
     monkeypatch.undo()
     assert_same(numbers(folder), wanted)
     assert [path.name for path in sorted((folder / CHECKPOINTS).iterdir())] == ["step-000003", "step-000004"]
-    assert [row["kind"] for row in Lines(folder / "events.jsonl")] == ["save_failed"] * 2
+    assert [row["kind"] for row in JsonLines(folder / "events.jsonl")] == ["save_failed"] * 2
     assert "No space left on device" in progress.warnings[0]
     failures[:] = [1, 2, 3]
     monkeypatch.setattr(os, "rename", rename)
@@ -1067,9 +1069,9 @@ def test_rows_without_room_wait_and_are_written_later(golden, tmp_path, monkeypa
     trained(settings, tmp_path / "full", progress)
     assert_same(numbers(tmp_path / "full"), wanted)
     assert capsys.readouterr().err.count("the run's log cannot be written") == 1
-    [told] = Lines(tmp_path / "full" / "events.jsonl")  # by the next save, though nothing else happened
+    [told] = JsonLines(tmp_path / "full" / "events.jsonl")  # by the next save, though nothing else happened
     assert (told["kind"], told["step"]) == ("log_failed", 3)
-    assert [row["step"] for row in Lines(tmp_path / "full" / "timings.jsonl")] == [
+    assert [row["step"] for row in JsonLines(tmp_path / "full" / "timings.jsonl")] == [
         1,
         3,
         4,
@@ -1079,7 +1081,7 @@ def test_rows_without_room_wait_and_are_written_later(golden, tmp_path, monkeypa
     log.event(3, "lost", "x")
     failing[0] = False
     log.event(3, "kept", "y")
-    assert [(row["kind"], row["attempt"]) for row in Lines(tmp_path / "full" / "events.jsonl")][-2:] == [
+    assert [(row["kind"], row["attempt"]) for row in JsonLines(tmp_path / "full" / "events.jsonl")][-2:] == [
         ("log_failed", 7),
         ("kept", 7),
     ]

@@ -227,7 +227,7 @@ def test_what_is_too_long_is_told():
         Ranking("x:5", "12+7=", ("1", "190")),
     ]
     mistakes = Mistakes()
-    assert [item.place for item in encode(TINY, items, Limit(8), mistakes)] == ["x:1", "x:4"]
+    assert [item.location for item in encode(TINY, items, Limit(8), mistakes)] == ["x:1", "x:4"]
     assert [line[:52] for line in str(mistakes).splitlines()] == [
         "x:2: prompt and completion have 9 tokens, and data.m",
         "x:3: the prompt alone has 8 tokens, and data.max_tok",
@@ -286,7 +286,7 @@ def test_a_file_is_split_and_encoded(tmp_path: Path):
     assert len(prepared.train) + len(prepared.held_out) == 40
     assert 2 <= len(prepared.held_out) <= 16
     assert len(prepared.mistakes) == 0
-    [seven] = [item for item in prepared.train + prepared.held_out if item.place.endswith(":8")]
+    [seven] = [item for item in prepared.train + prepared.held_out if item.location.endswith(":8")]
     assert (seven.prompt, seven.completions) == (spelled("7+1="), ((*spelled("8"), EOS),))
 
     pairs = [{"prompt": "a", "chosen": "b", "rejected": "c", "margin": 0.5}]

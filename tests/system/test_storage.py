@@ -24,7 +24,7 @@ from proximo.system.folders import (
     write_file,
     write_folder,
 )
-from proximo.system.lines import Lines, plain
+from proximo.system.lines import JsonLines, plain
 from proximo.system.locks import FolderLock, Locked
 
 
@@ -217,7 +217,7 @@ def test_a_save_killed_at_any_call_leaves_old_or_new(tmp_path):
 
 
 def test_rows_are_there_at_once_and_can_be_cut(tmp_path):
-    rows = Lines(tmp_path / "a.jsonl")
+    rows = JsonLines(tmp_path / "a.jsonl")
     assert (rows.size, list(rows), rows.repair()) == (0, [], 0)
     rows.append({"step": 0})
     size = rows.size
@@ -237,7 +237,7 @@ def test_rows_are_there_at_once_and_can_be_cut(tmp_path):
 )
 def test_a_torn_last_row_is_removed(text, whole, tmp_path):
     (tmp_path / "a.jsonl").write_text(text)
-    rows = Lines(tmp_path / "a.jsonl")
+    rows = JsonLines(tmp_path / "a.jsonl")
     assert len(list(rows)) == whole / 3
     assert rows.repair() == len(text) - whole
     assert (tmp_path / "a.jsonl").read_text() == text[:whole]
@@ -248,10 +248,10 @@ def test_a_torn_last_row_is_removed(text, whole, tmp_path):
 FULL = """
 import resource, signal, sys
 from pathlib import Path
-from proximo.system.lines import Lines
+from proximo.system.lines import JsonLines
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (20, 20))
-rows = Lines(Path(sys.argv[1]))
+rows = JsonLines(Path(sys.argv[1]))
 rows.append({"step": 0})
 try:
     rows.append({"step": 1})

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from proximo.config import toml
-from proximo.processes.sandbox import Job, Limits, Result, Sandbox
+from proximo.processes.sandbox import Limits, ProgramResult, Sandbox, SandboxJob
 from proximo.rl.config import RunConfig
 from proximo.tasks import Code, Task
 from proximo.tasks.testing import extract_program, read_tests, same_text, same_value
@@ -170,10 +170,10 @@ class Watched(Sandbox):
 
     def __init__(self, sandbox: Sandbox) -> None:
         self._real = sandbox
-        self.jobs: list[Job] = []
-        self.results: list[Result] = []
+        self.jobs: list[SandboxJob] = []
+        self.results: list[ProgramResult] = []
 
-    def run_marked(self, job: Job) -> tuple[Result, str]:
+    def run_marked(self, job: SandboxJob) -> tuple[ProgramResult, str]:
         self.jobs.append(job)
         result, nonce = self._real.run_marked(job)
         self.results.append(result)

@@ -4,5 +4,5 @@ from proximo_lab.bench.running import main
 
 
 def run(arguments: list[str]) -> int:
-    """What `main` returns."""
+    """Run a benchmark; returns what `main` returns."""
     return main(arguments, prog="proximo bench")

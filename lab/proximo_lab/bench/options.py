@@ -27,7 +27,7 @@ class BenchOptions:
     vllm_python: str | None = None
     """The Python that has vLLM. None: this one."""
     ablate: bool = False
-    """Whether to switch our own techniques off one by one instead of measuring TRL."""
+    """True to switch our own techniques off one by one instead of measuring TRL."""
     token_budget: int | None = None
     """Tokens per forward pass of Proximo. None: as in a run."""
     peer_rows: int | None = None
@@ -101,7 +101,7 @@ def parsed(arguments: Sequence[str], tables: Sequence[tuple[str, str]], prog: st
     try:
         if VLLM in peers and table != "rollout":
             raise ValueError(f"peers has '{VLLM}', which makes rollouts alone: measure them with {prog} rollout")
-        return table, BenchOptions(own=_own(given), **given | {"only": tuple(given["only"]), "peers": peers})
+        return table, BenchOptions(own=_own_row(given), **given | {"only": tuple(given["only"]), "peers": peers})
     except ValueError as error:
         parser.error(str(error))
 
@@ -116,7 +116,7 @@ def _add_own(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--lengths", help="tokens of each completion (default 512), or MEAN:LIMIT for ends at random")
 
 
-def _own(given: dict[str, Any]) -> OwnRow | None:
+def _own_row(given: dict[str, Any]) -> OwnRow | None:
     """Take the fields of a row of the user's own out of the arguments."""
     named = {field.name: given.pop(field.name) for field in fields(OwnRow)}
     named = {name: value for name, value in named.items() if value is not None}

@@ -11,7 +11,7 @@ PEER_TOKENS = 32_768
 
 @dataclass(frozen=True)
 class OwnRow:
-    """What `--shape` and its companions give."""
+    """Row that `--shape` and its companions describe."""
 
     shape: str
     """A name, or the sizes written out: see `shape_of`."""
@@ -41,8 +41,8 @@ class OwnRow:
             raise ValueError(
                 f"prompt is {self.prompt} and lengths {self.lengths}: together give at most {POSITIONS} tokens"
             )
-        most = max(1, PEER_TOKENS // (self.prompt + workload.longest))
-        return replace(workload, peer_rows=workload.even_part(most))
+        max_rows = max(1, PEER_TOKENS // (self.prompt + workload.longest))
+        return replace(workload, peer_rows=workload.even_part(max_rows))
 
 
 def lengths_of(text: str) -> int | Ends:

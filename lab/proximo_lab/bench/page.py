@@ -52,10 +52,14 @@ def filled(text: str, readings: Sequence[Reading]) -> str:
     shown = current(readings)
 
     def written(section: re.Match[str]) -> str:
-        table, place, ablated = section.groups()
+        table, section_name, ablated = section.groups()
         if table not in {*_names(), *(reading.table for reading in readings)}:
             raise ValueError(f"the page has a section for table {table!r}: there are {', '.join(_names())}")
-        chosen = [each for each in shown if (each.table, each.place, each.is_ablation) == (table, place, bool(ablated))]
+        chosen = [
+            each
+            for each in shown
+            if (each.table, each.section, each.is_ablation) == (table, section_name, bool(ablated))
+        ]
         head = section.group(0).partition("\n")[0]
         return f"{head}\n\n{section_text(chosen)}\n\n<!-- bench end -->"
 
@@ -76,17 +80,17 @@ def section_text(readings: Sequence[Reading]) -> str:
         targets, reached = (
             zip(*(verdict.cells() for verdict in each.verdicts), strict=True) if each.verdicts else ((), ())
         )
-        said = [each.columns.get(name, "") for name in columns]
+        values = [each.columns.get(name, "") for name in columns]
         machine, when = each.machine if several else "", " ".join(filter(None, [each.date, each.commit]))
         note = f"refused: {each.stored['note']}" if each.stored["refused"] else each.stored["note"]
-        lines.append([each.name, work_of(each), *said, "; ".join(targets), "; ".join(reached), note, machine, when])
+        lines.append([each.name, work_of(each), *values, "; ".join(targets), "; ".join(reached), note, machine, when])
     return f"{markdown(lines)}\n\n{versions(readings)}"
 
 
 def markdown(lines: Sequence[Sequence[str]]) -> str:
     """A table; columns that are empty below their heading are left out."""
-    kept = [place for place in range(len(lines[0])) if any(line[place] for line in lines[1:])]
-    cells = [[line[place].replace("|", "\\|") for place in kept] for line in lines]
+    kept = [column for column in range(len(lines[0])) if any(line[column] for line in lines[1:])]
+    cells = [[line[column].replace("|", "\\|") for column in kept] for line in lines]
     head, *rows = [f"| {' | '.join(line)} |" for line in cells]
     return "\n".join([head, "|" + "---|" * len(kept), *rows])
 
@@ -94,12 +98,12 @@ def markdown(lines: Sequence[Sequence[str]]) -> str:
 def versions(readings: Sequence[Reading]) -> str:
     """One line for each machine and set of versions, with the days."""
     days: dict[str, list[str]] = {}
-    for each in readings:
-        facts = each.around
-        used = ", ".join(f"{name} {version}" for name, version in facts.get("versions", {}).items() if version)
-        parts = [each.machine, facts.get("clock"), used or None, facts.get("source")]
-        days.setdefault("; ".join(filter(None, parts)), []).append(each.date)
-    return "\n".join(f"- {', '.join(sorted(set(dates)))}: {said}." for said, dates in days.items())
+    for reading in readings:
+        around = reading.around
+        used = ", ".join(f"{name} {version}" for name, version in around.get("versions", {}).items() if version)
+        parts = [reading.machine, around.get("clock"), used or None, around.get("source")]
+        days.setdefault("; ".join(filter(None, parts)), []).append(reading.date)
+    return "\n".join(f"- {', '.join(sorted(set(dates)))}: {stated}." for stated, dates in days.items())
 
 
 def work_of(reading: Reading) -> str:
@@ -122,8 +126,12 @@ def _work(stored: Mapping[str, Any]) -> str:
 
 def _known(name: str) -> dict[str, Any] | None:
     """The workload that a row's name begins with."""
-    found = [each for each in vars(workloads).values() if isinstance(each, Workload) and _begins(name, each.name)]
-    return described(found[0]) if found else None
+    begun = [
+        workload
+        for workload in vars(workloads).values()
+        if isinstance(workload, Workload) and _begins(name, workload.name)
+    ]
+    return described(begun[0]) if begun else None
 
 
 def _begins(name: str, workload: str) -> bool:
@@ -131,9 +139,9 @@ def _begins(name: str, workload: str) -> bool:
 
 
 def _order(reading: Reading) -> int:
-    """As in the benchmark's own tables; other rows come after them."""
+    """Order of the benchmark's own tables; other rows come after them."""
     lines = [line.name for table in TABLES if table.name == reading.table for line in (*table.gpu, *table.cpu)]
-    return next((place for place, line in enumerate(lines) if _begins(reading.name, line)), len(lines))
+    return next((number for number, line in enumerate(lines) if _begins(reading.name, line)), len(lines))
 
 
 def _names() -> list[str]:

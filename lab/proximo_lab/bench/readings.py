@@ -10,7 +10,7 @@ from typing import Any
 from proximo_lab.bench.report import Verdict
 
 CPU = "CPU"
-"""Where all readings of processors are shown, whichever they are."""
+"""Section in which all readings of processors are shown, whichever they are."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Reading:
         return self.around["device"].startswith("NVIDIA")
 
     @property
-    def place(self) -> str:
+    def section(self) -> str:
         """The section it belongs to: a GPU's name, or all processors."""
         return self.machine if self.on_gpu else CPU
 
@@ -54,7 +54,7 @@ class Reading:
 
     @property
     def columns(self) -> dict[str, str]:
-        """Its figures and ratios, by column."""
+        """Figures and ratios, by column."""
         return {**self.stored["figures"], **self.stored["ratios"]}
 
     @property
@@ -66,21 +66,21 @@ class Reading:
 
 def read_results(folder: Path) -> list[Reading]:
     """All readings of a folder, the oldest first. ValueError names a file that is none."""
-    found = []
+    readings = []
     for path in sorted(folder.glob("*.json")):
         try:
             file = json.loads(path.read_text())
             day = datetime.strptime(path.stem.rsplit("-", 1)[-1], "%Y%m%d")
-            found += [
+            readings += [
                 Reading(file["table"], row["around"].get("date") or f"{day:%Y-%m-%d}", row) for row in file["rows"]
             ]
         except (ValueError, KeyError) as error:
             raise ValueError(f"{path} is no results file of `proximo bench` ({error}): move it elsewhere") from error
-    return sorted(found, key=lambda reading: reading.date)
+    return sorted(readings, key=lambda reading: reading.date)
 
 
 def current(readings: Sequence[Reading]) -> list[Reading]:
-    """Those that count: the newest of each row on its machine, and the newest with each peer, since a row that was
+    """Readings that count: the newest of each row on its machine, and the newest with each peer, since a row that was
     measured again without a peer says nothing about the peer."""
     newest: dict[tuple[str, ...], Reading] = {}
     for reading in readings:

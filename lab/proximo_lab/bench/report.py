@@ -39,7 +39,7 @@ class Row:
     verdicts: tuple[Verdict, ...] = ()
     note: str = ""
     refused: bool = False
-    """Whether the row is refused; the note says why."""
+    """True if the row is refused; the note says why."""
     details: dict[str, Any] = field(default_factory=dict)
     """All measurements, for the JSON file."""
 
@@ -58,8 +58,8 @@ def rendered(rows: Sequence[Row], *, figures: bool) -> str:
     judged = any(row.verdicts for row in rows)
     lines = [["row", *names, *ratios, *(("target", "reached") if judged else ("", "")), ""]]
     for row in rows:
-        said = {**row.figures, **row.ratios}
-        cells = [said.get(name, "") for name in [*names, *ratios]]
+        values = {**row.figures, **row.ratios}
+        cells = [values.get(name, "") for name in [*names, *ratios]]
         first, *more = [verdict.cells() for verdict in row.verdicts] or [("", "")]
         lines.append([row.name, *cells, *first, f"REFUSED: {row.note}" if row.refused else row.note])
         lines += [["", *("" for _ in cells), *verdict, ""] for verdict in more]
@@ -68,8 +68,8 @@ def rendered(rows: Sequence[Row], *, figures: bool) -> str:
 
 def aligned(lines: Sequence[Sequence[str]]) -> str:
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    kept = [place for place, width in enumerate(widths) if width]
-    return "\n".join("  ".join(line[place].ljust(widths[place]) for place in kept).rstrip() for line in lines)
+    kept = [column for column, width in enumerate(widths) if width]
+    return "\n".join("  ".join(line[column].ljust(widths[column]) for column in kept).rstrip() for line in lines)
 
 
 def save(folder: Path, table: str, device: str, around: dict[str, Any], rows: Sequence[Row]) -> Path:

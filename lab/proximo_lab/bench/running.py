@@ -49,32 +49,32 @@ def measured(table: BenchTable, options: BenchOptions) -> tuple[list[Row], Path,
         session.say(f"{table.name} {line.name}")
         around = _around(table, session)
         try:
-            found = line.run(session)
+            fresh = line.run(session)
         except torch.OutOfMemoryError:
-            found = [Row(line.name, note="out of memory", refused=True)]
+            fresh = [Row(line.name, note="out of memory", refused=True)]
         release(device)
         if not session.on_gpu and options.threads > 1:  # another row than that of one thread
-            found = [replace(row, name=f"{row.name}, {options.threads} threads") for row in found]
-        path = save(Path(options.results), table.name, _slug(session), around, found)
-        rows += found
+            fresh = [replace(row, name=f"{row.name}, {options.threads} threads") for row in fresh]
+        path = save(Path(options.results), table.name, _slug(session), around, fresh)
+        rows += fresh
     return rows, path, session
 
 
 def title(table: BenchTable, session: Session) -> str:
     """The conditions of the measurement, for the heading."""
-    facts = _around(table, session)
-    versions = ", ".join(f"{name} {version}" for name, version in facts["versions"].items() if version)
-    load = ", ".join(f"{each:.1f}" for each in facts["load"])
-    told = f"{facts['device']}, {facts['clock']}, {facts['threads']} threads, load {load}; {versions}"
-    return f"{table.name}: {table.what}\n{told}"
+    around = _around(table, session)
+    versions = ", ".join(f"{name} {version}" for name, version in around["versions"].items() if version)
+    load = ", ".join(f"{each:.1f}" for each in around["load"])
+    conditions = f"{around['device']}, {around['clock']}, {around['threads']} threads, load {load}; {versions}"
+    return f"{table.name}: {table.what}\n{conditions}"
 
 
 def _around(table: BenchTable, session: Session) -> dict[str, Any]:
     """Options and machine, to be stored with each row."""
-    facts = {"options": asdict(session.options), **surroundings(session.device)}
+    around = {"options": asdict(session.options), **surroundings(session.device)}
     if table.absolute:
-        facts["clock"] = "seconds on the wall"
-    return facts | ({"commit": session.options.commit} if session.options.commit else {})
+        around["clock"] = "seconds on the wall"
+    return around | ({"commit": session.options.commit} if session.options.commit else {})
 
 
 def _slug(session: Session) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from proximo.planning.roofline import Machine, machine_of
+from proximo.planning.roofline import DeviceLimits, machine_of
 from proximo.planning.workloads import Workload
 from proximo.system.machine import beside_gpu, machine_for
 from proximo_lab.bench.memory import release
@@ -42,11 +42,11 @@ class Session:
     device: str
     clock: Clock
     say: Say
-    known: Machine | None = None
+    known: DeviceLimits | None = None
     """The machine's limits. None: measured on first use, which can take seconds."""
 
     @cached_property
-    def machine(self) -> Machine:
+    def machine(self) -> DeviceLimits:
         return self.known or machine_of(self.device)
 
     @property
@@ -108,9 +108,9 @@ class Session:
     def agreement(self, ours: Learned, peer: Trl) -> Agreement:
         """Compare both sides after the same update."""
         tolerance = TOLERANCE[torch.bfloat16 if self.on_gpu else torch.float32]
-        found = Agreement(ours, Learned(*peer.loss_and_norm(), scale=ours.scale), tolerance)
-        self.say(f"  ours and {peer.settings.name}: {found}")
-        return found
+        agreement = Agreement(ours, Learned(*peer.loss_and_norm(), scale=ours.scale), tolerance)
+        self.say(f"  ours and {peer.settings.name}: {agreement}")
+        return agreement
 
 
 def seconds_of(phases: Phases) -> dict[str, list[float]]:

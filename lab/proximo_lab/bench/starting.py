@@ -28,11 +28,11 @@ from proximo_lab.bench.own import OwnRow
 from proximo_lab.bench.sides.ours import ALGORITHM, LEARNING_RATE, FixedRewards
 
 PHASES = ("imports", "load", "evaluation", "rollout", "update")
-"""What happens before the first update is done. The evaluation before training is of one problem: on a GPU it compiles
-and captures most of what the rollout needs."""
+"""Phases until the first update is done. The evaluation before training is of one problem: on a GPU it compiles and
+captures most of what the rollout needs."""
 TOTAL = "first update"
 REWARDS = 97
-"""How many rewards there are."""
+"""Number of rewards."""
 
 
 @dataclass(frozen=True)
@@ -64,11 +64,11 @@ class FirstStep(SystemExit):
 
 
 @dataclass
-class Told:
-    """Seconds of the phases, from what a run tells of its progress."""
+class PhaseTimes:
+    """Seconds of the phases, from the progress of a run."""
 
     last: float
-    """When the phase before ended, as time.time() says it."""
+    """Time at which the phase before ended, as time.time() says it."""
     seconds: dict[str, float]
 
     def ended(self, phase: str) -> None:
@@ -95,8 +95,8 @@ def main(arguments: Sequence[str]) -> None:
     """`arguments`: when the command was given, the row as JSON, the model's folder, the run's folder, the device."""
     given, row, model, folder, device = arguments
     disable_progress_bar()
-    told = Told(float(given), {})
-    told.ended("imports")
+    phases = PhaseTimes(float(given), {})
+    phases.ended("imports")
     task = RowTask(OwnRow(**json.loads(row)))
     workload = task.row.workload()
     config = RunConfig(
@@ -118,8 +118,8 @@ def main(arguments: Sequence[str]) -> None:
     on_gpu = pick_device(device) != "cpu"
     (beside_gpu() if on_gpu else machine_for(workload.shape.body + workload.shape.head)).apply()
     with begin(Path(folder), toml.dumps(config)) as attempt:
-        run = Run(config, Path(folder), told)
-        told.ended("load")
+        run = Run(config, Path(folder), phases)
+        phases.ended("load")
         loop.train(run, attempt)
 
 

@@ -40,8 +40,8 @@ class Side(Protocol):
 
 
 def clock_of(device: str) -> Clock:
-    """On a GPU wall time after synchronisation; on a CPU the process's CPU time, with several threads wall time: those
-    that wait for each other use processor time too."""
+    """Clock of a device: on a GPU wall time after synchronisation; on a CPU the process's CPU time, with several
+    threads wall time: those that wait for each other use processor time too."""
     if torch.device(device).type == "cuda":
 
         def on_the_wall() -> float:
@@ -117,15 +117,15 @@ Phases = dict[str, Times]
 
 def interleaved(sides: Sequence[Side], *, steps: int, warmup: int, say: Say) -> list[Phases]:
     """Let the sides take turns, A B A B, so that changes of the machine affect all of them."""
-    found: list[list[Mapping[str, float]]] = [[] for _ in sides]
+    phases: list[list[Mapping[str, float]]] = [[] for _ in sides]
     for number in range(warmup + steps):
-        for side, turns in zip(sides, found, strict=True):
+        for side, turns in zip(sides, phases, strict=True):
             seconds = side.turn()
             kind = "warm-up" if number < warmup else f"turn {number - warmup + 1}"
             say(f"  {side.name:<24} {kind:<8} " + "  ".join(f"{name} {value:.3f} s" for name, value in seconds.items()))
             if number >= warmup:
                 turns.append(seconds)
-    return [_phases(turns) for turns in found]
+    return [_phases(turns) for turns in phases]
 
 
 def _phases(turns: Sequence[Mapping[str, float]]) -> Phases:
@@ -159,8 +159,8 @@ def _commit() -> str | None:
     if shutil.which("git") is None:
         return None
     command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=7", "--exclude=*"]
-    found = subprocess.run(command, capture_output=True, text=True, check=False)
-    return found.stdout.strip() or None
+    printed = subprocess.run(command, capture_output=True, text=True, check=False)
+    return printed.stdout.strip() or None
 
 
 def _version(package: str) -> str | None:

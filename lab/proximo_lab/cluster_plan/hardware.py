@@ -1,9 +1,9 @@
-"""What a decode step of an engine costs, from a model's shape and a card's limits."""
+"""Cost of an engine's decode step, from a model's shape and a card's limits."""
 
 from dataclasses import dataclass
 from typing import Protocol
 
-from proximo.planning.cards import Card
+from proximo.planning.cards import DeviceCard
 from proximo.planning.times import KERNELS_OTHER, KERNELS_PER_LAYER, reached_arithmetic
 from proximo_lab.cluster_plan.pool import Engines
 
@@ -15,7 +15,7 @@ ALL_REDUCE, ACROSS = 15e-6, 50e-6
 MEMORY_SHARE = 0.9
 """Share of a card's memory that an engine takes, as vLLM does by default."""
 ROOM = 0.35
-"""Least share of that which is left for keys and values, where the GPUs of an engine are chosen."""
+"""Minimum share of that which is left for keys and values, where the GPUs of an engine are chosen."""
 MAX_SLOTS = 256
 """Requests that an engine decodes at a time, at most."""
 PUSH_BANDWIDTH = 8e9
@@ -41,7 +41,7 @@ class Sizes(Protocol):
 
     @property
     def body(self) -> int:
-        """Those that a token is multiplied with."""
+        """Weights that a token is multiplied with."""
         ...
 
     @property
@@ -62,7 +62,7 @@ class Engine:
     shape: Sizes
     width: int
     """Bytes of a number."""
-    card: Card
+    card: DeviceCard
     gpus: int
     per_node: int = 8
 
@@ -85,7 +85,7 @@ class Engine:
         return 0 if self.room < longest else max(1, min(MAX_SLOTS, int(self.room / max(context, 1))))
 
     def engines(self, number: int, slots: int) -> Engines:
-        """As many of them, by what a decode step costs; of a mixture all experts are read."""
+        """Engines in this number, by what a decode step costs; of a mixture all experts are read."""
         shape, machine = self.shape, self.card.machine
         sums = 0.0 if self.gpus == 1 else 2 * shape.layers * (ALL_REDUCE if self.gpus <= self.per_node else ACROSS)
         launches = (KERNELS_PER_LAYER * shape.layers + KERNELS_OTHER) * machine.kernel_seconds
@@ -105,10 +105,10 @@ class Engine:
         return self.weights / PUSH_BANDWIDTH
 
 
-def smallest_engine(shape: Sizes, width: int, card: Card, per_node: int = 8, longest: int = 0) -> Engine:
-    """On the fewest GPUs, a power of two, that hold the weights and leave room for keys and values, at least those of
-    the longest request."""
+def smallest_engine(shape: Sizes, width: int, card: DeviceCard, per_node: int = 8, longest: int = 0) -> Engine:
+    """Engine on the fewest GPUs, a power of two, that hold the weights and leave room for keys and values, at least
+    those of the longest request."""
     gpus = 1
-    while not (found := Engine(shape, width, card, gpus, per_node)).has_room or found.room < longest:
+    while not (engine := Engine(shape, width, card, gpus, per_node)).has_room or engine.room < longest:
         gpus *= 2
-    return found
+    return engine

@@ -13,7 +13,7 @@ LATEST = 20
 
 
 class Lengths(Protocol):
-    """Where lengths come from."""
+    """Source of lengths."""
 
     def draw(self, groups: int, group_size: int, seed: int) -> np.ndarray:
         """Tokens of each completion [groups, group_size]; the first groups are the same whatever their number."""
@@ -21,33 +21,33 @@ class Lengths(Protocol):
 
 
 MAX_SIGMA = 5.0
-"""At 5 one completion in six is 150 times as long as the median: no run samples such lengths."""
+"""Maximum sigma: at 5 one completion in six is 150 times as long as the median: no run samples such lengths."""
 
 
 @dataclass(frozen=True)
 class Tailed:
-    """Log-normal lengths, cut at `most`."""
+    """Log-normal lengths, cut at `max_tokens`."""
 
     mean: float
     """Tokens of an average completion, those that are cut included."""
-    most: int
+    max_tokens: int
     sigma: float = 1.0
     """Standard deviation of the logarithm: how long the tail is. 0: all have the mean length."""
 
     def __post_init__(self) -> None:
-        if not 1 <= self.mean <= self.most:
-            raise ValueError(f"mean_tokens is {self.mean:g}: give 1 to sampling.max_tokens, which is {self.most}")
+        if not 1 <= self.mean <= self.max_tokens:
+            raise ValueError(f"mean_tokens is {self.mean:g}: give 1 to sampling.max_tokens, which is {self.max_tokens}")
         if not 0 <= self.sigma <= MAX_SIGMA:
             raise ValueError(f"sigma is {self.sigma:g}: give 0 to {MAX_SIGMA:g}")
 
     def draw(self, groups: int, group_size: int, seed: int) -> np.ndarray:
         normal = np.random.default_rng(seed).standard_normal((groups, group_size))
-        return np.clip(np.rint(np.exp(self._location + self.sigma * normal)), 1, self.most)
+        return np.clip(np.rint(np.exp(self._location + self.sigma * normal)), 1, self.max_tokens)
 
     @property
     def _location(self) -> float:
         """Mean of the logarithm with which the lengths have their mean after the cut."""
-        low, high = 0.0, 2 * math.log(self.most) + 40 * self.sigma
+        low, high = 0.0, 2 * math.log(self.max_tokens) + 40 * self.sigma
         for _ in range(60):
             middle = (low + high) / 2
             low, high = (middle, high) if self._cut_mean(middle) < self.mean else (low, middle)
@@ -55,13 +55,13 @@ class Tailed:
 
     def _cut_mean(self, location: float) -> float:
         if not self.sigma:
-            return min(math.exp(location), self.most)
-        end = (math.log(self.most) - location) / self.sigma
+            return min(math.exp(location), self.max_tokens)
+        end = (math.log(self.max_tokens) - location) / self.sigma
         below = math.exp(location + self.sigma**2 / 2) * _normal(end - self.sigma)
-        return below + self.most * (1 - _normal(end))
+        return below + self.max_tokens * (1 - _normal(end))
 
     def __str__(self) -> str:
-        return f"log-normal lengths with mean {self.mean:,.0f} and sigma {self.sigma:g}, cut at {self.most:,}"
+        return f"log-normal lengths with mean {self.mean:,.0f} and sigma {self.sigma:g}, cut at {self.max_tokens:,}"
 
 
 def _normal(value: float) -> float:
@@ -78,26 +78,26 @@ class Recorded:
 
     @classmethod
     def of(cls, run: RunFolder) -> "Recorded":
-        """Those of a run's latest steps. ValueError if no rollouts were stored."""
-        found: list[tuple[int, ...]] = []
+        """Lengths of a run's latest steps. ValueError if no rollouts were stored."""
+        groups: list[tuple[int, ...]] = []
         for number in run.steps()[-LATEST:]:
             batch = run.step(number).batch
             lengths, prompts = batch.sampled_lengths.tolist(), batch.group.tolist()
             by_prompt: dict[int, list[int]] = {}
             for prompt, length in zip(prompts, lengths, strict=True):
                 by_prompt.setdefault(prompt, []).append(max(1, length))
-            found += [tuple(group) for group in by_prompt.values()]
-        if not found:
+            groups += [tuple(group) for group in by_prompt.values()]
+        if not groups:
             raise ValueError(f"{run.path} has no stored rollouts: give --mean-tokens and --sigma in its place")
-        return cls(run.name, tuple(found))
+        return cls(run.name, tuple(groups))
 
     def draw(self, groups: int, group_size: int, seed: int) -> np.ndarray:
-        """Of a group with fewer completions than asked for, some occur more than once."""
+        """Draw lengths; of a group with fewer completions than asked for, some occur more than once."""
         random = np.random.default_rng(seed)
         which, places = random.integers(len(self.groups), size=groups), random.random((groups, group_size))
         drawn = [
-            [group[int(place * len(group))] for place in row]
-            for group, row in zip((self.groups[each] for each in which.tolist()), places.tolist(), strict=True)
+            [group[int(share * len(group))] for share in row]
+            for group, row in zip((self.groups[number] for number in which.tolist()), places.tolist(), strict=True)
         ]
         return np.array(drawn, float).reshape(groups, group_size)
 

@@ -1,4 +1,4 @@
-"""What a simulation found."""
+"""Outcome of a simulation."""
 
 from dataclasses import dataclass, field
 
@@ -9,7 +9,7 @@ UPDATE, PUSH = "update", "push"
 
 @dataclass(frozen=True)
 class Span:
-    """What the learner does from `start` to `end`, for the step `step`."""
+    """Work of the learner from `start` to `end`, for the step `step`."""
 
     kind: str
     step: int
@@ -28,13 +28,13 @@ class Outcome:
     engines: int
     first: int
     ends: list[float] = field(default_factory=list)
-    """When the update of each step ended; the push of its weights belongs to the next step."""
+    """Time when the update of each step ended; the push of its weights belongs to the next step."""
     spans: list[Span] = field(default_factory=list)
     live: list[tuple[float, int]] = field(default_factory=list)
     """Requests in flight over time."""
     staleness: list[int] = field(default_factory=list)
-    """Of each trained group in the order of training: by how many versions the learner was ahead of the weights with
-    which the group began."""
+    """Staleness of each trained group in the order of training: by how many versions the learner was ahead of the
+    weights with which the group began."""
     tokens: dict[int, float] = field(default_factory=dict)
     """Trained tokens by age: by how many versions the learner was ahead of the weights that sampled the token."""
     per_step: int = 1
@@ -95,8 +95,8 @@ class Outcome:
     @property
     def ages(self) -> dict[int, float]:
         """Share of the groups by staleness."""
-        found, counts = np.unique(self.staleness[self.first * self.per_step :], return_counts=True)
-        return {int(age): float(count / counts.sum()) for age, count in zip(found, counts, strict=True)}
+        ages, counts = np.unique(self.staleness[self.first * self.per_step :], return_counts=True)
+        return {int(age): float(count / counts.sum()) for age, count in zip(ages, counts, strict=True)}
 
     @property
     def mean_age(self) -> float:

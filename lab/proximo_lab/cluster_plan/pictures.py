@@ -67,17 +67,17 @@ def ages(outcome: Outcome) -> str:
 
 def _charts(plan: ClusterPlan) -> Iterable[Html]:
     by_split = [
-        Series(f"k = {each}", [(p.ranks.number, p.seconds) for p in plan.points if p.staleness == each])
-        for each in plan.staleness
+        Series(f"k = {staleness}", [(p.ranks.number, p.seconds) for p in plan.points if p.staleness == staleness])
+        for staleness in plan.staleness
     ]
     yield line_chart("Seconds a step", by_split, x="ranks", unit="by learner ranks; the other GPUs sample")
-    most = max(age for each in plan.staleness for age in plan.best(each).outcome.token_ages)
+    max_age = max(age for staleness in plan.staleness for age in plan.best(staleness).outcome.token_ages)
     shares = [
         Series(
-            f"k = {each}",
-            [(age, 100 * plan.best(each).outcome.token_ages.get(age, 0.0)) for age in range(most + 1)],
+            f"k = {staleness}",
+            [(age, 100 * plan.best(staleness).outcome.token_ages.get(age, 0.0)) for age in range(max_age + 1)],
         )
-        for each in plan.staleness
+        for staleness in plan.staleness
     ]
     yield line_chart("Staleness", shares, x="age", unit="% of trained tokens, by age in versions")
     if plan.tails:
@@ -88,7 +88,9 @@ def _charts(plan: ClusterPlan) -> Iterable[Html]:
         ]
         yield line_chart("The length tail", lines, x="k", unit="seconds a step, by staleness")
         aged = [
-            Series(_sigma(name), [(p.staleness, _mean_age(p.outcome)) for each, p in plan.tails if each == name])
+            Series(
+                _sigma(name), [(p.staleness, _mean_age(p.outcome)) for staleness, p in plan.tails if staleness == name]
+            )
             for name in names
         ]
         yield line_chart("Age and tail", aged, x="k", unit="mean age of trained tokens, by staleness")
@@ -108,34 +110,34 @@ def gantt(outcome: Outcome, *, width: int = WIDE) -> Html:
     left, bottom = CHARACTER * 18, TOP + 2 * ROW + CURVE + 16
     height = bottom + 22
 
-    def place(at: float) -> float:
+    def across(at: float) -> float:
         return left + (min(max(at, start), end) - start) / (end - start) * (width - left - 8)
 
     parts = [words(left - 8, TOP + 14, "update", "end"), words(left - 8, TOP + ROW + 14, "push", "end")]
-    for each in outcome.spans:
-        if each.end > start and each.start < end:
-            top, colour = (TOP + ROW, "s2") if each.kind == PUSH else (TOP, "s1")
-            x, length = place(each.start), max(place(each.end) - place(each.start), 1.0)
-            what = f"step {each.step + 1}: {each.kind}, {each.seconds:,.1f} s"
+    for span in outcome.spans:
+        if span.end > start and span.start < end:
+            top, colour = (TOP + ROW, "s2") if span.kind == PUSH else (TOP, "s1")
+            x, length = across(span.start), max(across(span.end) - across(span.start), 1.0)
+            what = f"step {span.step + 1}: {span.kind}, {span.seconds:,.1f} s"
             parts.append(
                 f'<g class="{colour}"><rect class="bar" x="{x:.1f}" y="{top}" width="{length:.1f}" height="18" rx="2">'
                 f"<title>{text(what)}</title></rect></g>\n"
             )
     curve = [(at, live) for at, live in outcome.live if start <= at <= end]
-    most = max((live for _, live in curve), default=0) or 1
-    points = " ".join(f"{place(at):.1f},{bottom - CURVE * live / most:.1f}" for at, live in curve)
+    max_live = max((live for _, live in curve), default=0) or 1
+    points = " ".join(f"{across(at):.1f},{bottom - CURVE * live / max_live:.1f}" for at, live in curve)
     parts += [
         words(left - 8, bottom - CURVE + 10, "in flight", "end"),
-        words(left - 8, bottom - CURVE + 24, f"up to {most:,.0f}", "end"),
+        words(left - 8, bottom - CURVE + 24, f"up to {max_live:,.0f}", "end"),
         f'<g class="s3"><polyline class="line" points="{points}"/></g>\n',
         rule("axis", left, width - 8, bottom, bottom),
     ]
     for fraction in (0, 0.25, 0.5, 0.75, 1):
         at = start + fraction * (end - start)
-        parts.append(words(place(at) - 10 * fraction, bottom + 15, f"{at - start:,.0f} s"))
+        parts.append(words(across(at) - 10 * fraction, bottom + 15, f"{at - start:,.0f} s"))
     for ended in outcome.ends:
         if start < ended < end:
-            parts.append(rule("grid", place(ended), place(ended), TOP, bottom))
+            parts.append(rule("grid", across(ended), across(ended), TOP, bottom))
     return drawing("Learner and requests in flight", "a line where each update ends", width, height, parts)
 
 
@@ -146,13 +148,13 @@ def _memory_table(plan: ClusterPlan) -> Html:
 
 def memory_rows(plan: ClusterPlan) -> list[tuple[str, list[int]]]:
     """Bytes of a learner rank with the best split of each staleness."""
-    found = [plan.best(each).memory for each in plan.staleness]
+    memories = [plan.best(each).memory for each in plan.staleness]
     return [
-        ("shards of weights, gradients, moments", [each.shards for each in found]),
-        ("layers in use", [each.gathered for each in found]),
-        ("embedding and head, gathered", [each.root for each in found]),
-        ("logits of a chunk, gradient of the head", [each.head for each in found]),
-        ("activations of a pass", [each.activations for each in found]),
-        ("all", [each.total for each in found]),
-        ("usable", [each.usable for each in found]),
+        ("shards of weights, gradients, moments", [each.shards for each in memories]),
+        ("layers in use", [each.gathered for each in memories]),
+        ("embedding and head, gathered", [each.root for each in memories]),
+        ("logits of a chunk, gradient of the head", [each.head for each in memories]),
+        ("activations of a pass", [each.activations for each in memories]),
+        ("all", [each.total for each in memories]),
+        ("usable", [each.usable for each in memories]),
     ]

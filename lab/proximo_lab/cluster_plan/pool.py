@@ -44,7 +44,7 @@ class Requests:
     context: np.ndarray
     """Tokens read in each decode step: the prompt's and its own."""
     live: np.ndarray
-    """Whether it has begun."""
+    """True if it has begun."""
 
     @classmethod
     def none(cls) -> "Requests":
@@ -85,7 +85,7 @@ class Pool:
         self._foresee()
 
     def _begins(self) -> np.ndarray:
-        """Where the clock begins each request, from now on: as soon as a slot is free, in the order of issue."""
+        """Clock at which each request begins, from now on: as soon as a slot is free, in the order of issue."""
         held, room = self.held, self.engines.slots * self.engines.number
         begins, floor, ends = np.zeros(len(held)), 0.0, held.left[held.live].tolist()
         for part, is_new in self._parts():
@@ -95,8 +95,8 @@ class Pool:
             begins[now] = floor
             ends += (floor + held.left[now]).tolist()
             heapq.heapify(ends)
-            for place, left in zip(later.tolist(), held.left[later].tolist(), strict=True):
-                begins[place] = ends[0]
+            for request, left in zip(later.tolist(), held.left[later].tolist(), strict=True):
+                begins[request] = ends[0]
                 heapq.heapreplace(ends, ends[0] + left)
         return begins
 

@@ -75,7 +75,7 @@ class Row:
     published: float
     predicted: float
     fitted: bool = False
-    """Whether a constant was fitted to it."""
+    """True if a constant was fitted to it."""
 
     @property
     def error(self) -> float:
@@ -100,7 +100,7 @@ def comparisons() -> tuple[Comparison, ...]:
 # verl, 7B on H20
 
 VERL = "verl, docs/advance/fully_async.md (commit 1dda039)"
-VERL_LENGTHS = Tailed(mean=1600, most=28 * 1024)
+VERL_LENGTHS = Tailed(mean=1600, max_tokens=28 * 1024)
 """The mean is fitted to the 32:32 row; the tail is this project's usual one."""
 VERL_PROMPT, VERL_GROUPS, VERL_GROUP_SIZE, VERL_ENGINE = 150, 512, 16, 4
 """Tokens of a prompt are assumed; an engine has 4 GPUs (gen_tp in verl's script of the 64:64 run)."""
@@ -165,15 +165,15 @@ def verl_others() -> Comparison:
 
 # AReaL, R1-Distill-Qwen on H800
 
-AREAL_LENGTHS = Tailed(mean=7700, most=27 * 1024)
-"""About 5 % of log-normal lengths with this mean are cut; fewer than 5 % were."""
+AREAL_LENGTHS = Tailed(mean=7700, max_tokens=27 * 1024)
+"""Lengths of which about 5 % are cut, if log-normal with this mean; fewer than 5 % were."""
 
 
 def areal_speedup(model: Model, gpus: int, staleness: int) -> float:
-    """How many times faster a step is with a quarter of the GPUs as learner, against all for both in turn."""
+    """Speed-up of a step with a quarter of the GPUs as learner, against all for both in turn."""
     h800, work = card("H800"), Work(512, 16, 200)
     engine = Engine(model, 2, h800, 1)
-    slots = engine.slots(work.prompt_tokens + AREAL_LENGTHS.mean, AREAL_LENGTHS.most)
+    slots = engine.slots(work.prompt_tokens + AREAL_LENGTHS.mean, AREAL_LENGTHS.max_tokens)
     together = Learner(0.0, _token_seconds(model, "H800", AREAL_LENGTHS.mean) / gpus)
     apart = Learner(0.0, together.per_token * 4)
     synchronous = _seconds(engine.engines(gpus, slots), together, work, in_flight(0), AREAL_LENGTHS)
@@ -199,7 +199,7 @@ def areal() -> Comparison:
 
 
 def verl_671b() -> Comparison:
-    h20, lengths, work = card("H20"), Tailed(mean=1960, most=8192), Work(96, 8, 200)
+    h20, lengths, work = card("H20"), Tailed(mean=1960, max_tokens=8192), Work(96, 8, 200)
     engines = Engine(DEEPSEEK, 2, h20, 32).engines(3, slots=256)
     rollout = _seconds(engines, Learner(0.0), work, in_flight(0), lengths)
     tokens = work.groups * work.group_size * (lengths.mean + work.prompt_tokens)
@@ -258,13 +258,13 @@ def _seconds(engines: Engines, learner: Learner, work: Work, rule: Rule, lengths
 BEGIN, END = "<!-- tables: python -m proximo_lab.cluster_plan.published docs/scale-simulation.md -->", "<!-- end -->"
 
 
-def tables(found: Sequence[Comparison]) -> str:
+def tables(comparisons_made: Sequence[Comparison]) -> str:
     """All comparisons as Markdown."""
     parts = []
-    for each in found:
-        lines = [f"### {each.title}", "", f"Source: {each.source}. {each.remark}", ""]
-        lines += [f"| {each.unit} | published | predicted | error | |", "|---|---|---|---|---|"]
-        for row in each.rows:
+    for comparison in comparisons_made:
+        lines = [f"### {comparison.title}", "", f"Source: {comparison.source}. {comparison.remark}", ""]
+        lines += [f"| {comparison.unit} | published | predicted | error | |", "|---|---|---|---|---|"]
+        for row in comparison.rows:
             fitted = "fitted" if row.fitted else ""
             lines.append(f"| {row.what} | {row.published:.4g} | {row.predicted:.4g} | {row.error:+.1%} | {fitted} |")
         parts.append("\n".join(lines))

@@ -1,4 +1,4 @@
-"""How far ahead of the learner groups may be sampled, and which of those that are ready it takes."""
+"""Rules of how far ahead of the learner groups may be sampled, and which of those that are ready it takes."""
 
 import math
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ class Rule:
     as the depth, groups are taken by ordinal. Larger, younger groups pass a slow one until it is due. None: no
     bound."""
     drained: bool = False
-    """Whether a step is sampled only when the one before has ended, so that no request sees two versions."""
+    """True if a step is sampled only when the one before has ended, so that no request sees two versions."""
 
     def __post_init__(self) -> None:
         if self.depth < 0:

@@ -4,11 +4,11 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from proximo.planning.cards import Card
+from proximo.planning.cards import DeviceCard
 from proximo.planning.holdings import Holding, holdings
 from proximo.planning.memory import StepSize
 from proximo.planning.plan import Switch, planned_dtype
-from proximo.planning.ranks import RankMemory, Ranks, RankTime, rank_memory, rank_time
+from proximo.planning.ranks import RankCount, RankMemory, RankTime, rank_memory, rank_time
 from proximo.rl.config import RunConfig
 from proximo_lab.cluster_plan.hardware import Engine, smallest_engine
 from proximo_lab.cluster_plan.lengths import Lengths, other_tails
@@ -18,7 +18,7 @@ from proximo_lab.cluster_plan.simulate import Learner, Work, groups_needed, simu
 from proximo_lab.cluster_plan.timings import PREDICTED, Timings
 
 RULES = {"in_flight": in_flight, "between": between, "aggregate": aggregate}
-"""When weights change: under running requests, between steps, or under running requests without a hard bound."""
+"""Rules by when weights change: under running requests, between steps, or under requests without a hard bound."""
 SPLITS = 9
 """Splits that are tried at first; then those around the best."""
 MAX_STALENESS = 64
@@ -31,7 +31,7 @@ MEASURED = 4
 class Cluster:
     """The GPUs that a run is planned for."""
 
-    card: Card
+    card: DeviceCard
     gpus: int
     per_node: int = 8
     network: float = 50e9
@@ -59,7 +59,7 @@ class Cluster:
 class Point:
     """A split with a staleness, and what was simulated."""
 
-    ranks: Ranks
+    ranks: RankCount
     engines: int
     engine_gpus: int
     slots: int
@@ -88,7 +88,7 @@ class Point:
 
 @dataclass(frozen=True)
 class ClusterPlan:
-    """Everything in it is predicted."""
+    """Plan of a cluster; everything in it is predicted."""
 
     model: str
     parameters: int
@@ -99,7 +99,7 @@ class ClusterPlan:
     push: float
     points: tuple[Point, ...]
     tails: tuple[tuple[str, Point], ...]
-    """What the best split of each staleness gives if completions have a shorter or longer tail: the lengths, and the
+    """Results of the best split of each staleness if completions have a shorter or longer tail: the lengths, and the
     split."""
     timings: Timings
 
@@ -122,13 +122,13 @@ class ClusterPlan:
             "switch": self.switch,
             "push_seconds": self.push,
             "timings": self.timings.remark,
-            "tails": [{"lengths": lengths, **_facts(each)} for lengths, each in self.tails],
-            "points": [_facts(each) for each in self.points],
-            "best": {str(each): _facts(self.best(each)) for each in self.staleness},
+            "tails": [{"lengths": lengths, **_summary(each)} for lengths, each in self.tails],
+            "points": [_summary(each) for each in self.points],
+            "best": {str(each): _summary(self.best(each)) for each in self.staleness},
         }
 
 
-def _facts(point: Point) -> dict[str, object]:
+def _summary(point: Point) -> dict[str, object]:
     outcome = point.outcome
     return {
         "staleness": point.staleness,
@@ -196,7 +196,7 @@ def plan_cluster(
 
 
 class _Planner:
-    """What all splits share."""
+    """Settings that all splits share."""
 
     def __init__(
         self,
@@ -236,32 +236,32 @@ class _Planner:
     def splits(self) -> list[int]:
         """Learner ranks that are tried: evenly over all that leave an engine, hold the weights and have work, since
         whole groups go to ranks."""
-        unit, most = self.cluster.unit, self.cluster.gpus - self.engine.gpus
-        possible = [ranks for ranks in range(unit, most + 1, unit) if self.ranks(ranks) is not None]
+        unit, max_ranks = self.cluster.unit, self.cluster.gpus - self.engine.gpus
+        possible = [ranks for ranks in range(unit, max_ranks + 1, unit) if self.ranks(ranks) is not None]
         useful = [ranks for ranks in possible if ranks - unit < self.size.update_groups]
         possible = useful or possible[:1]
         if not possible:
-            everywhere = Ranks(max(most, 1), max(most, 1), self.cluster.per_node, self.cluster.network)
+            everywhere = RankCount(max(max_ranks, 1), max(max_ranks, 1), self.cluster.per_node, self.cluster.network)
             needed = rank_memory(self.holding, self.size, self.cluster.card, everywhere).total
             raise ValueError(
-                f"gpus is {self.cluster.gpus}: with one engine of {self.engine.gpus} the other {max(most, 0)} cannot "
-                f"hold the learner (a rank would need {needed / 2**30:,.0f} GiB); give more GPUs, or larger ones"
+                f"gpus is {self.cluster.gpus}: with one engine of {self.engine.gpus} the other {max(max_ranks, 0)} "
+                f"cannot hold the learner (a rank would need {needed / 2**30:,.0f} GiB); give more GPUs, or larger ones"
             )
         count = min(SPLITS, len(possible))
-        return [possible[int((place + 0.5) * len(possible) / count)] for place in range(count)]
+        return [possible[int((number + 0.5) * len(possible) / count)] for number in range(count)]
 
     def around(self, best: int, tried: Sequence[int]) -> list[int]:
         """Splits half-way to the neighbours of the best."""
-        place, unit = tried.index(best), self.cluster.unit
-        middles = [(best + each) // 2 // unit * unit for each in (*tried[:place][-1:], *tried[place + 1 :][:1])]
+        index, unit = tried.index(best), self.cluster.unit
+        middles = [(best + each) // 2 // unit * unit for each in (*tried[:index][-1:], *tried[index + 1 :][:1])]
         return [each for each in middles if each not in tried and each > 0 and self.ranks(each) is not None]
 
-    def ranks(self, number: int) -> Ranks | None:
+    def ranks(self, number: int) -> RankCount | None:
         """Sharded over as few nodes as hold it, so that little travels between nodes; None if it does not fit."""
         step = min(self.cluster.per_node, number)
         for shard in range(step, number + 1, step):
             if number % shard == 0:
-                ranks = Ranks(number, shard, self.cluster.per_node, self.cluster.network)
+                ranks = RankCount(number, shard, self.cluster.per_node, self.cluster.network)
                 if rank_memory(self.holding, self.size, self.cluster.card, ranks).fits:
                     return ranks
         return None

@@ -15,7 +15,7 @@ SAMPLES = 100
 
 @dataclass(frozen=True)
 class Learner:
-    """What an update costs."""
+    """Costs of an update."""
 
     fixed: float
     """Seconds of a step whatever its tokens."""
@@ -27,7 +27,7 @@ class Learner:
 
 @dataclass(frozen=True)
 class Work:
-    """What a step samples, and what new weights cost."""
+    """Work of a step: what it samples, and what new weights cost."""
 
     groups: int
     group_size: int
@@ -35,7 +35,7 @@ class Work:
     push: float = 0.0
     """Seconds in which engines and learner stand still for new weights."""
     recompute: bool = True
-    """Whether requests in flight read their context again after a push."""
+    """True if requests in flight read their context again after a push."""
 
 
 def groups_needed(work: Work, rule: Rule, steps: int) -> int:

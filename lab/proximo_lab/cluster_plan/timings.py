@@ -1,10 +1,10 @@
-"""How a run's own timings differ from what was predicted for it, so that a plan can take the difference over."""
+"""Differences of a run's own timings from what was predicted for it, so that a plan can take them over."""
 
 from dataclasses import dataclass, replace
 
 from proximo.insight.folder import RunFolder
 from proximo.insight.reading import COSTS, is_number
-from proximo.planning.cards import Card
+from proximo.planning.cards import DeviceCard
 from proximo.planning.plan import make_plan
 from proximo.runs.files import TIMINGS
 from proximo_lab.cluster_plan.pool import Engines
@@ -13,7 +13,7 @@ from proximo_lab.cluster_plan.simulate import Learner
 LATEST = 20
 """Steps of a run whose timings are used: the last ones; the first compiles."""
 NOT_LEARNING = ("step", "tokens", "rollout", "grade", "write", "evaluate", "checkpoint")
-"""What is in a row of timings and is not the learner's."""
+"""Columns of a row of timings that are not the learner's."""
 
 
 @dataclass(frozen=True)
@@ -37,9 +37,9 @@ class Timings:
 PREDICTED = Timings(1.0, 1.0, "seconds are predicted from the card's limits")
 
 
-def timings_of(run: RunFolder, card: Card, *, prompt_tokens: int, mean_tokens: int) -> Timings:
-    """Of a run on one `card`, whose completions had this length on average. ValueError if it has no timings yet, or if
-    it does not fit by the plan."""
+def timings_of(run: RunFolder, card: DeviceCard, *, prompt_tokens: int, mean_tokens: int) -> Timings:
+    """Timings of a run on one `card`, whose completions had this length on average. ValueError if it has no timings
+    yet, or if it does not fit by the plan."""
     rows = [row for row in run.rows(TIMINGS) if is_number(row.get("rollout")) and is_number(row.get("update"))]
     if len(rows) < 2:
         raise ValueError(f"{run.path} has timings of {len(rows)} steps: give a run of at least 2, or no --timed-on")

@@ -16,7 +16,7 @@ def line_chart(path: Path, title: str, lines: Mapping[str, Sequence[float]], *, 
     low, high = min([0.0, *known]), max([1e-9, *known])
     length = max(len(values) for values in lines.values())
 
-    def place(step: int, value: float) -> str:
+    def point_at(step: int, value: float) -> str:
         across = LEFT + step / max(length - 1, 1) * (WIDTH - LEFT - LEGEND)
         up = HEIGHT - BOTTOM - (value - low) / (high - low) * (HEIGHT - BOTTOM - TOP)
         return f"{across:.1f},{up:.1f}"
@@ -30,16 +30,16 @@ def line_chart(path: Path, title: str, lines: Mapping[str, Sequence[float]], *, 
     ]
     for share in (0.0, 0.5, 1.0):
         value = low + share * (high - low)
-        across, up = place(0, value).split(",")
+        across, up = point_at(0, value).split(",")
         parts.append(f'<line x1="{LEFT}" x2="{WIDTH - LEGEND}" y1="{up}" y2="{up}" stroke="#dddddd"/>')
         parts.append(f'<text x="{float(across) - 6}" y="{float(up) + 4}" text-anchor="end">{value:.3g}</text>')
     for step in range(0, length, max(1, length // 6)):
-        across, _ = place(step, low).split(",")
+        across, _ = point_at(step, low).split(",")
         parts.append(f'<text x="{across}" y="{HEIGHT - BOTTOM + 13}" text-anchor="middle">{step}</text>')
     for number, (name, values) in enumerate(lines.items()):
         colour = COLOURS[number % len(COLOURS)]
         dash = DASHES[number // len(COLOURS) % len(DASHES)]
-        points = " ".join(place(step, value) for step, value in enumerate(values) if value == value)
+        points = " ".join(point_at(step, value) for step, value in enumerate(values) if value == value)
         parts.append(f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="1.8"{dash}/>')
         height = TOP + 16 * number + 8
         parts.append(

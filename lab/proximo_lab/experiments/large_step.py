@@ -1,4 +1,4 @@
-"""How long the page takes to open a large step: `python -m proximo_lab.experiments.large_step [ROWS] [TOKENS]
+"""Time that the page takes to open a large step: `python -m proximo_lab.experiments.large_step [ROWS] [TOKENS]
 [ROUNDS]`.
 
 A run with one step of ROWS x TOKENS tokens (512 x 4,096) is made and served by `proximo view`, and a headless chromium
@@ -74,9 +74,9 @@ class Words(Spelling):
 def main(rows: int, tokens: int, rounds: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         write(Path(folder) / "runs" / "large", rows, tokens)
-        found = [opened(Path(folder)) for _ in range(rounds)]
-    for name in found[0]:
-        values = [each[name] for each in found]
+        rounds_opened = [opened(Path(folder)) for _ in range(rounds)]
+    for name in rounds_opened[0]:
+        values = [opened_once[name] for opened_once in rounds_opened]
         print(f"{name:40} {statistics.median(values):8.0f}   ({', '.join(f'{value:.0f}' for value in values)})")
 
 
@@ -151,7 +151,7 @@ def opened(home: Path) -> dict[str, float]:
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as driver, served(home) as (address, process):
-        found = {"server's imports, processor ms": _processor(process), "server's imports, MB": _memory(process)}
+        measured = {"server's imports, processor ms": _processor(process), "server's imports, MB": _memory(process)}
         browser = launched(driver)
         page = browser.new_page(viewport={"width": 1280, "height": 800})
         page.add_init_script(f"({WATCH})()")
@@ -164,21 +164,24 @@ def opened(home: Path) -> dict[str, float]:
             wanted = "tokens" if "group" in state else "groups"
             drawn = _until(page, "(wanted) => window.drawn[wanted] && window.drawn", wanted)
             page.wait_for_load_state("networkidle")
-            found |= {f"{name}: {part} drawn, ms": value for part, value in drawn.items()}
-            found[f"{name}: server's processor ms"] = _processor(process) - before
+            measured |= {f"{name}: {part} drawn, ms": value for part, value in drawn.items()}
+            measured[f"{name}: server's processor ms"] = _processor(process) - before
             before = _processor(process)
         switched = [page.evaluate(SWITCH, str(key)) for key in (*range(1, CHANNELS + 1), *range(1, CHANNELS + 1))]
         for name, values in zip(("seen", "all painted"), zip(*switched, strict=True), strict=True):
-            found |= {f"channel {name}, median ms": statistics.median(values), f"channel {name}, most ms": max(values)}
+            measured |= {
+                f"channel {name}, median ms": statistics.median(values),
+                f"channel {name}, most ms": max(values),
+            }
         browser.close()
-        return found | {"server, most MB": _memory(process, "VmHWM"), "server at rest, MB": _memory(process)}
+        return measured | {"server, most MB": _memory(process, "VmHWM"), "server at rest, MB": _memory(process)}
 
 
 def _until(page: Any, script: str, argument: str) -> Any:
-    """What a script says, once that is something: the page's policy forbids playwright's own waiting."""
-    while not (found := page.evaluate(script, argument)):
+    """Wait for a script's value, once that is something: the page's policy forbids playwright's own waiting."""
+    while not (value := page.evaluate(script, argument)):
         page.wait_for_timeout(20)
-    return found
+    return value
 
 
 @contextmanager
@@ -188,9 +191,9 @@ def served(home: Path, runs: str = "runs") -> Iterator[tuple[str, int]]:
     process = subprocess.Popen(command, cwd=home, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
-        found = re.search(r"http\S+", process.stdout.readline())
-        assert found, "proximo view prints its address first"
-        yield found[0], process.pid
+        match = re.search(r"http\S+", process.stdout.readline())
+        assert match, "proximo view prints its address first"
+        yield match[0], process.pid
     finally:
         process.terminate()
         process.wait()

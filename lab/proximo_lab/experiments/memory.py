@@ -26,8 +26,8 @@ from proximo.models import load_tokenizer, pick_dtype, problem_tokens
 from proximo.models.compiling import allow_compiling
 from proximo.models.reward_models import completion_scores, load_reward_model
 from proximo.models.values import OwnLayers, OwnModel, TrunkHead, ValueForm
-from proximo.planning.cards import GIB, Card, card
-from proximo.planning.plan import Plan, make_plan
+from proximo.planning.cards import GIB, DeviceCard, card
+from proximo.planning.plan import RunPlan, make_plan
 from proximo.planning.published_shapes import PAD_ID, Shape, shape_of
 from proximo.rl.assemble import assemble
 from proximo.rl.build import build_learner
@@ -89,7 +89,7 @@ class Words:
     def grade(self, problems: Sequence[Problem], completions: Sequence[Completion]) -> list[Grade]:
         if self.judge is not None:
             self.judge.score(problems, completions)
-        return [Grade(float(place % 2)) for place in range(len(completions))]
+        return [Grade(float(index % 2)) for index in range(len(completions))]
 
     def reference(self, problem: Problem) -> str | None:
         return None
@@ -105,7 +105,7 @@ class Judge:
     @torch.no_grad()
     def score(self, problems: Sequence[Problem], completions: Sequence[Completion]) -> None:
         asked = {problem.id: problem for problem in problems}
-        places = {name: place for place, name in enumerate(asked)}
+        places = {name: index for index, name in enumerate(asked)}
         prompts = [problem_tokens(self.tokenizer, problem) for problem in asked.values()]
         group = torch.tensor([places[problem.id] for problem in problems])
         rows = [torch.tensor(each.tokens) for each in completions]
@@ -214,18 +214,18 @@ def rows(options: argparse.Namespace, folder: Path) -> Iterator[dict[str, Any]]:
     shape = shape_of(options.shape)
     policy, judge = write_models(shape, folder, options.device)
     _release(options.device)
-    here: Card = card("auto" if options.device != "cpu" else "cpu")
+    here: DeviceCard = card("auto" if options.device != "cpu" else "cpu")
     for row in (ROWS[number] for number in options.rows):
         _release(options.device)
         reset_peak(options.device)
         left, began = peak_bytes(options.device), time.perf_counter()
         config = configured(row, policy, judge, options)
         plan = make_plan(config, here, prompt_tokens=options.tokens, mean_tokens=None)
-        found = measured(config, row, options, shape.vocabulary)
-        yield {"name": row.name, **predicted(plan), **found, "left": left, "wall": time.perf_counter() - began}
+        figures = measured(config, row, options, shape.vocabulary)
+        yield {"name": row.name, **predicted(plan), **figures, "left": left, "wall": time.perf_counter() - began}
 
 
-def predicted(plan: Plan) -> dict[str, Any]:
+def predicted(plan: RunPlan) -> dict[str, Any]:
     way = plan.full
     time_ = way.time
     return {
@@ -248,10 +248,10 @@ HEADER = (
 )  # fmt: skip
 
 
-def table(found: Sequence[dict[str, Any]]) -> str:
+def table(rows_made: Sequence[dict[str, Any]]) -> str:
     lines = [f"| {' | '.join(HEADER)} |", f"|{' --- |' * len(HEADER)}"]
-    for row in found:
-        seconds, told = row["seconds"], row["predicted_seconds"]
+    for row in rows_made:
+        seconds, predicted_seconds = row["seconds"], row["predicted_seconds"]
         cells = [
             row["name"],
             str(len(row["models"])),
@@ -259,7 +259,7 @@ def table(found: Sequence[dict[str, Any]]) -> str:
             f"{row['peak'] / row['predicted_peak'] - 1:+.1%}",
             *(f"{seconds[name]:.2f}" for name in PHASES),
             f"{sum(seconds.values()):.2f}",
-            "–" if told is None else f"{told:.2f}",
+            "–" if predicted_seconds is None else f"{predicted_seconds:.2f}",
         ]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
@@ -280,18 +280,18 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--compile", action="store_true", help="compile the layers, which takes longer to start")
     options = parser.parse_args(arguments)
     options.out.mkdir(parents=True, exist_ok=True)
-    found: list[dict[str, Any]] = []
+    measured_rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
         for row in rows(options, Path(folder)):
-            found.append(row)
-            told = f"{row['peak'] / GIB:.2f} GiB, predicted {row['predicted_peak'] / GIB:.2f}; {row['wall']:.0f} s"
-            print(f"{row['name']}: {told}; left from before {row['left'] / GIB:.2f} GiB", flush=True)
+            measured_rows.append(row)
+            peaks = f"{row['peak'] / GIB:.2f} GiB, predicted {row['predicted_peak'] / GIB:.2f}; {row['wall']:.0f} s"
+            print(f"{row['name']}: {peaks}; left from before {row['left'] / GIB:.2f} GiB", flush=True)
             device = torch.cuda.get_device_name() if torch.device(options.device).type == "cuda" else "cpu"
             chosen = {name: str(value) for name, value in vars(options).items()}
-            facts = {"device": device, "torch": torch.__version__, "options": chosen, "rows": found}
-            (options.out / "memory.json").write_text(json.dumps(facts, indent=1) + "\n")
-            (options.out / "memory.md").write_text(table(found))
-    print(table(found))
+            results = {"device": device, "torch": torch.__version__, "options": chosen, "rows": measured_rows}
+            (options.out / "memory.json").write_text(json.dumps(results, indent=1) + "\n")
+            (options.out / "memory.md").write_text(table(measured_rows))
+    print(table(measured_rows))
 
 
 if __name__ == "__main__":

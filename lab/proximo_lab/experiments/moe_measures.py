@@ -1,4 +1,4 @@
-"""What one step did to a mixture of experts: its routes, token ratios and sequence ratios, before and after."""
+"""Effects of a step on a mixture of experts: its routes, token ratios and sequence ratios, before and after."""
 
 from pathlib import Path
 
@@ -57,7 +57,7 @@ class AfterFirst:
 
 @torch.no_grad()
 def moved(before, first, after, batch: Batch | None) -> dict[str, float]:
-    """What a step's updates did to its own completions, all under native routing but where it says replayed.
+    """Measure what a step's updates did to its own completions, all under native routing but where it says replayed.
 
     `experts_first` is the unit of GSPO's paper: the share of the chosen experts that are others after one update.
     `experts_step` is the same after all updates of the step; `tokens_step` is the share of tokens with at least one

@@ -51,26 +51,26 @@ class Record:
 
     @property
     def collapse(self) -> int | None:
-        """After how many steps the outcome stays below COLLAPSED of the best ten in a row; None: it did not."""
+        """Number of steps after which the outcome stays below COLLAPSED of the best ten in a row; None: it did not."""
         outcomes = self.outcomes
         starts = range(max(1, len(outcomes) - WINDOW + 1))
-        least = COLLAPSED * max(statistics.mean(outcomes[start : start + WINDOW]) for start in starts)
-        if statistics.mean(outcomes[-WINDOW:]) >= least:
+        threshold = COLLAPSED * max(statistics.mean(outcomes[start : start + WINDOW]) for start in starts)
+        if statistics.mean(outcomes[-WINDOW:]) >= threshold:
             return None
-        return max((step + 1 for step, outcome in enumerate(outcomes) if outcome >= least), default=0)
+        return max((step + 1 for step, outcome in enumerate(outcomes) if outcome >= threshold), default=0)
 
 
 def common_steps(records: Iterable[Record]) -> dict[int, int]:
-    """By seed, how many steps all arms have before the first of them collapses."""
-    found: dict[int, int] = {}
+    """Number of steps, by seed, that all arms have before the first of them collapses."""
+    shared: dict[int, int] = {}
     for record in records:
         steps = len(record.steps) if record.collapse is None else record.collapse
-        found[record.seed] = min(found.get(record.seed, steps), steps)
-    return found
+        shared[record.seed] = min(shared.get(record.seed, steps), steps)
+    return shared
 
 
 def means(record: Record, steps: int) -> dict[str, float]:
-    """Of each measure over the first `steps` steps, as far as they have it."""
+    """Mean of each measure over the first `steps` steps, as far as they have it."""
     return {name: mean(row.get(name, math.nan) for row in record.steps[:steps]) for name in MEASURES}
 
 
@@ -98,16 +98,16 @@ def table(records: Sequence[Record]) -> str:
     runs = summary(records)
     lines = ["| " + " | ".join(HEAD) + " |", "|---" * len(HEAD) + "|"]
     for arm in dict.fromkeys(record.arm for record in records):
-        own = [run for run in runs if run["arm"] == arm]
-        average = {name: mean(run[name] for run in own) for name in MEASURES}
+        arm_runs = [run for run in runs if run["arm"] == arm]
+        average = {name: mean(run[name] for run in arm_runs) for name in MEASURES}
         norms = [row["gradient_norm"] for record in records if record.arm == arm for row in record.steps
                  if row.get("gradient_norm") is not None]  # fmt: skip
         cells = (
             arm,
-            " / ".join(f"{run['held_out']:.0%}" for run in own),
-            f"{mean(run['outcome_last_10'] for run in own):.3f}",
-            f"{sum(run['collapse_step'] is not None for run in own)} of {len(own)}",
-            f"{sum(run['steps_counted'] for run in own)} of {sum(run['steps'] for run in own)}",
+            " / ".join(f"{run['held_out']:.0%}" for run in arm_runs),
+            f"{mean(run['outcome_last_10'] for run in arm_runs):.3f}",
+            f"{sum(run['collapse_step'] is not None for run in arm_runs)} of {len(arm_runs)}",
+            f"{sum(run['steps_counted'] for run in arm_runs)} of {sum(run['steps'] for run in arm_runs)}",
             f"{average['experts_first']:.1%}",
             f"{average['experts_step']:.1%}",
             f"{average['tokens_step']:.1%}",
@@ -158,6 +158,6 @@ def charts(records: Sequence[Record], folder: Path, stem: str) -> None:
 
 
 def mean(values: Iterable[float | None]) -> float:
-    """Of those that are known; NaN of none."""
+    """Mean of the values that are known; NaN of none."""
     known = [value for value in values if value is not None and not math.isnan(value)]
     return statistics.mean(known) if known else math.nan

@@ -59,11 +59,11 @@ class Arm:
     replay: RoutingReplay | None = None
     sampler: Embedded | Mismatched = field(default_factory=Embedded)
     pace: float = 1.0
-    """Its learning rate, as a multiple of the others'."""
+    """Learning rate, as a multiple of the others'."""
 
 
 PLAIN = replace(GRPO, kl=None)
-"""Nothing but its clip holds it."""
+"""GRPO that nothing but its clip holds."""
 ARMS = {
     "GRPO": Arm(PLAIN),
     "GRPO + R2": Arm(PLAIN, "old_policy"),
@@ -98,8 +98,10 @@ class Careless:
         toss = int.from_bytes(hashlib.blake2b(f"{seed} {index}".encode(), digest_size=4).digest(), "big")
         answer = str(problem.answer)
         if toss / 2**32 < self.share:
-            place = toss % (len(answer) - 1)
-            answer = answer[:place] + answer[place + 1] + answer[place] + answer[place + 2 :]
+            index_swapped = toss % (len(answer) - 1)
+            answer = (
+                answer[:index_swapped] + answer[index_swapped + 1] + answer[index_swapped] + answer[index_swapped + 2 :]
+            )
         return replace(problem, answer=answer)
 
     def grade(self, problems: Sequence[Problem], completions: Sequence[Completion]) -> list[Grade]:
@@ -195,10 +197,10 @@ def main() -> None:
         wanted = [(name, seed) for seed in options.seeds for name in options.arms]
         for job in [pool.submit(one_run, name, seed, options, deadline) for name, seed in wanted]:
             job.result()
-    found = {
+    paths = {
         (name, seed): folder_of(name, seed, options.out) / STUDY for name in options.arms for seed in options.seeds
     }
-    records = [Record.read(path, name, seed) for (name, seed), path in found.items() if path.exists()]
+    records = [Record.read(path, name, seed) for (name, seed), path in paths.items() if path.exists()]
     settings = {key: str(value) if isinstance(value, Path) else value for key, value in vars(options).items()}
     write(records, Path(os.environ.get("OUT") or options.out), options.name, settings)
     print(table(records))

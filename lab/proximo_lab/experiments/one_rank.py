@@ -31,12 +31,12 @@ UNCOUNTED = 2
 
 def model_of(shape: Shape, dtype: str, folder: Path) -> Path:
     """A folder with random weights and the tokenizer."""
-    place = folder / f"{shape.name}-{dtype}"
-    if not place.exists():
+    target = folder / f"{shape.name}-{dtype}"
+    if not target.exists():
         device = "cuda" if torch.cuda.is_available() else "cpu"
-        shape.model(attention="sdpa", dtype=getattr(torch, dtype), device=device).save_pretrained(place)
-        shape.tokenizer(ends=True).save_pretrained(place)
-    return place
+        shape.model(attention="sdpa", dtype=getattr(torch, dtype), device=device).save_pretrained(target)
+        shape.tokenizer(ends=True).save_pretrained(target)
+    return target
 
 
 def length_reward(completion: str) -> float:
@@ -96,9 +96,9 @@ def rows(folder: Path, file: str) -> list[dict[str, float]]:
 
 
 def seconds(folder: Path) -> list[float]:
-    """Of each counted step, all its phases together."""
-    found = [row for row in rows(folder, "timings.jsonl") if "update" in row]
-    return [sum(value for name, value in row.items() if name not in ("step", "tokens")) for row in found][UNCOUNTED:]
+    """Seconds of each counted step, all its phases together."""
+    timings = [row for row in rows(folder, "timings.jsonl") if "update" in row]
+    return [sum(value for name, value in row.items() if name not in ("step", "tokens")) for row in timings][UNCOUNTED:]
 
 
 def main() -> None:
@@ -122,8 +122,8 @@ def main() -> None:
         for rank in (False, True):
             name = f"{'rank' if rank else 'none'}-{turn}"
             folder = measured(arguments, arguments.shape, arguments.dtype, arguments.steps, name, rank)
-            found = rows(folder, "metrics.jsonl")
-            taken, norms = seconds(folder), [row["gradient_norm"] for row in found if "gradient_norm" in row]
+            metrics = rows(folder, "metrics.jsonl")
+            taken, norms = seconds(folder), [row["gradient_norm"] for row in metrics if "gradient_norm" in row]
             middle = statistics.median(taken) if taken else float("nan")
             print(f"{name}: {middle:.3f} s a step, all {[round(each, 3) for each in taken]}, norms {norms}", flush=True)
             print("   phases", rows(folder, "timings.jsonl")[-1:], flush=True)

@@ -30,7 +30,7 @@ def main(runs: Path, out: Path) -> None:
             for size, (width, height) in SIZES.items():
                 for scheme in ("light", "dark"):
                     page = browser.new_page(viewport={"width": width, "height": height}, color_scheme=scheme)
-                    page.on("console", lambda said, name=name: _hear(said, name, wrong))
+                    page.on("console", lambda message, name=name: _hear(message, name, wrong))
                     page.goto(f"{address}&{urlencode(state)}")
                     page.wait_for_timeout(1000 * SECONDS)
                     if (wide := page.evaluate("() => document.documentElement.scrollWidth")) > width:
@@ -41,9 +41,9 @@ def main(runs: Path, out: Path) -> None:
     print("\n".join(wrong), end="\n" if wrong else "")
 
 
-def _hear(said: Any, name: str, wrong: list[str]) -> None:
-    if said.type == "error":
-        wrong.append(f"{name}: {said.text}")
+def _hear(message: Any, name: str, wrong: list[str]) -> None:
+    if message.type == "error":
+        wrong.append(f"{name}: {message.text}")
 
 
 def pages(runs: Path) -> Iterator[tuple[str, list[tuple[str, object]]]]:

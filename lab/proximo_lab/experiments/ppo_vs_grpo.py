@@ -69,12 +69,12 @@ def config_of(arm: str, seed: int, steps: int, problems: int) -> RunConfig:
 def _result(arm: str, seed: int, options: argparse.Namespace) -> tuple[float, int]:
     """Held-out accuracy and tokens generated; a run that is there already is read, not repeated."""
     folder = options.out / f"{arm}-{seed}-{options.steps}"
-    found = folder / "result.json"
-    if not found.exists():
+    stored = folder / "result.json"
+    if not stored.exists():
         config = config_of(arm, seed, options.steps, options.problems)
         outcome = train(Run(config, folder, Lines()))
-        found.write_text(json.dumps([outcome.after.accuracy, outcome.generated_tokens]))
-    accuracy, tokens = json.loads(found.read_text())
+        stored.write_text(json.dumps([outcome.after.accuracy, outcome.generated_tokens]))
+    accuracy, tokens = json.loads(stored.read_text())
     return accuracy, tokens
 
 

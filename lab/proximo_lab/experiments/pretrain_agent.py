@@ -114,9 +114,9 @@ def words(draw: random.Random) -> tuple[str, str]:
         guess = [draw.choice(LETTERS) for _ in range(3)]
         if guess == secret:
             break
-        hint = "".join("+" if said == right else "-" for said, right in zip(guess, secret, strict=True))
-        for place, letter in enumerate(guess):
-            possible[place] &= {letter} if hint[place] == "+" else set(LETTERS) - {letter}
+        hint = "".join("+" if guessed == right else "-" for guessed, right in zip(guess, secret, strict=True))
+        for index, letter in enumerate(guess):
+            possible[index] &= {letter} if hint[index] == "+" else set(LETTERS) - {letter}
         text += f"{''.join(guess)}<eos><user>{hint}<eos><assistant>"
     careful = draw.random() < 0.25
     return text, "".join(draw.choice(sorted(each) if careful else LETTERS) for each in possible)

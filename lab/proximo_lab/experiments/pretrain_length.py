@@ -20,7 +20,7 @@ from proximo_lab.experiments.pretrain_tiny import without_carrying
 from proximo_lab.experiments.pretraining import SEED, Lesson, pretrain
 
 WORDS = ("so ", "then ", "well ", "hmm ", "now ", "and ", "but ", "look ", "next ", "again ", "right ", "wait ")
-"""From the most to the least frequent: the share of each is proportional to one over its rank."""
+"""Words from the most to the least frequent: the share of each is proportional to one over its rank."""
 SHORTEST, LONGEST = 4, 128
 CARELESS = 0.8
 """Share of sums done without carrying."""
@@ -33,7 +33,7 @@ def filler(draw: random.Random, count: int) -> str:
     words = draw.choices(WORDS, weights, k=count)
     if draw.random() < LOOPING and count > 1:
         start, period = draw.randrange(count // 2 + 1), draw.randint(1, 3)
-        words = words[:start] + [words[start + place % period] for place in range(count - start)]
+        words = words[:start] + [words[start + number % period] for number in range(count - start)]
     return "".join(words)
 
 

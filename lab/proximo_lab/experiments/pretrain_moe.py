@@ -31,8 +31,8 @@ def example(index: int, split: Split, longest: int) -> Example:
     problem = task.problem(index, split, SEED)
     answer = str(problem.answer)
     if draw.random() < CARELESS:
-        place = draw.randrange(len(answer) - 1)
-        answer = answer[:place] + answer[place + 1] + answer[place] + answer[place + 2 :]
+        swapped = draw.randrange(len(answer) - 1)
+        answer = answer[:swapped] + answer[swapped + 1] + answer[swapped] + answer[swapped + 2 :]
     return Example(problem.id, problem.prompt, answer)
 
 

@@ -38,12 +38,12 @@ CARELESS = 0.6
 BATCH, WARMUP = 128, 50
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 Turns = list[tuple[str, str]]
-"""What is read, and the reply to it, turn by turn."""
+"""Turns of an episode: what is read, and the reply to it."""
 Write = Callable[[random.Random, float], Turns]
 
 
 def word(draw: random.Random, careless: float) -> Turns:
-    """Three guesses, each after the hints to those before it; the last may be right."""
+    """Guess three times, each after the hints to those before it; the last may be right."""
     secret, possible = [draw.choice(LETTERS) for _ in range(3)], [set(LETTERS) for _ in range(3)]
     turns, read = [], f"<user>{PROMPTS['word']}<eos><assistant>"
     for _ in range(3):
@@ -52,9 +52,9 @@ def word(draw: random.Random, careless: float) -> Turns:
         turns.append((read, "".join(guess)))
         if guess == secret:
             break
-        hint = "".join("+" if said == right else "-" for said, right in zip(guess, secret, strict=True))
-        for place, letter in enumerate(guess):
-            possible[place] &= {letter} if hint[place] == "+" else set(LETTERS) - {letter}
+        hint = "".join("+" if guessed == right else "-" for guessed, right in zip(guess, secret, strict=True))
+        for index, letter in enumerate(guess):
+            possible[index] &= {letter} if hint[index] == "+" else set(LETTERS) - {letter}
         read = f"<user>{hint}<eos><assistant>"
     return turns
 
@@ -67,8 +67,8 @@ def program(draw: random.Random, careless: float) -> Turns:
     wild = str(draw.randint(-200, 9999))
     if draw.random() < careless:
         return [(asked, draw.choice((wild, wild, f"{CALL}print({question}{END}", f"{CALL}{question}{END}")))]
-    said = str(problem.answer) if draw.random() >= careless * 0.7 else wild
-    return [(asked, f"{CALL}print({question}){END}"), (f"<tool>{problem.answer}\n<eos><assistant>", said)]
+    answer = str(problem.answer) if draw.random() >= careless * 0.7 else wild
+    return [(asked, f"{CALL}print({question}){END}"), (f"<tool>{problem.answer}\n<eos><assistant>", answer)]
 
 
 def batch(tokenizer: PreTrainedTokenizerFast, episodes: list[Turns]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -79,9 +79,9 @@ def batch(tokenizer: PreTrainedTokenizerFast, episodes: list[Turns]) -> tuple[to
     for turns in episodes:
         tokens, labels = [], []
         for _ in turns:
-            seen, said = next(ids), next(ids)
-            tokens += seen + said
-            labels += [-100] * len(seen) + said
+            seen, written = next(ids), next(ids)
+            tokens += seen + written
+            labels += [-100] * len(seen) + written
         rows.append((torch.tensor(tokens), torch.tensor(labels)))
     pad = torch.nn.utils.rnn.pad_sequence
     tokens = pad([each for each, _ in rows], batch_first=True, padding_value=SYMBOLS.index(PAD))

@@ -39,7 +39,7 @@ class Careless:
 
     of: Task
     share: float
-    """Of examples done without carrying."""
+    """Share of examples done without carrying."""
 
     while_sampling = True
 

@@ -16,7 +16,7 @@ from proximo.supervised.fitting import FitOptions, fit
 from proximo.supervised.sft import Supervised
 
 SEED = 1000
-"""Of problems and their order: a run with a small seed never meets the same."""
+"""Seed of problems and their order: a run with a small seed never meets the same."""
 
 
 @dataclass(frozen=True)

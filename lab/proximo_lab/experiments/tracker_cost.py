@@ -1,4 +1,4 @@
-"""What a broken tracker costs a step: `python -m proximo_lab.experiments.tracker_cost [ROUNDS]`. Needs the right to
+"""Cost of a broken tracker for a step: `python -m proximo_lab.experiments.tracker_cost [ROUNDS]`. Needs the right to
 mount.
 
 Each round trains one seed without a tracker and with each of several broken ones, in an order that changes from round
@@ -66,36 +66,38 @@ class Steps:
 def main(rounds: int) -> None:
     processes.PATIENCE = 0.0
     with tempfile.TemporaryDirectory() as folder:
-        place = Path(folder)
-        disk = place / "disk"
+        folder_of_all = Path(folder)
+        disk = folder_of_all / "disk"
         disk.mkdir()
         subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1M", "tmpfs", disk], check=True)
         try:
-            _trained(place / "warm", 0, [])
-            found = [_round(place, number) for number in range(rounds)]
+            _trained(folder_of_all / "warm", 0, [])
+            rounds_timed = [_round(folder_of_all, number) for number in range(rounds)]
         finally:
             subprocess.run(["umount", disk], check=True)
     for fault in BROKEN:
         for name in ("processor", "wall"):
-            ratios = [100 * (getattr(each[fault], name) / getattr(each[NONE], name) - 1) for each in found]
+            ratios = [
+                100 * (getattr(by_fault[fault], name) / getattr(by_fault[NONE], name) - 1) for by_fault in rounds_timed
+            ]
             shown = ", ".join(f"{ratio:+.2f}" for ratio in ratios)
             print(f"{fault:20} {name:9} median {statistics.median(ratios):+.2f} %  ({shown})")
-        taken = [100 * each[fault].taken for each in found]
+        taken = [100 * by_fault[fault].taken for by_fault in rounds_timed]
         print(f"{fault:20} taken     median {statistics.median(taken):.2f} %  at most {max(taken):.2f} %")
 
 
-def _round(place: Path, number: int) -> dict[str, Steps]:
+def _round(folder_of_all: Path, number: int) -> dict[str, Steps]:
     names = [NONE, *BROKEN]
     order = [names[(each + number) % len(names)] for each in range(len(names))]
-    found = {}
+    steps = {}
     for fault in order:
-        folder = place / f"{number}-{names.index(fault)}"
-        tracker = place / f"broken_{number}_{names.index(fault)}.py"
-        tracker.write_text(TRACKER.format(fault=BROKEN.get(fault, "").format(disk=str(place / "disk"))))
-        found[fault] = _trained(folder, number, [] if fault == NONE else [f"{tracker}:Broken"])
-        print(f"round {number}, {fault}: {found[fault].processor:.4f} s, wall {found[fault].wall:.4f} s", flush=True)
-        assert found[fault].written == found[order[0]].written, f"the run folder differs where a tracker {fault}"
-    return found
+        folder = folder_of_all / f"{number}-{names.index(fault)}"
+        tracker = folder_of_all / f"broken_{number}_{names.index(fault)}.py"
+        tracker.write_text(TRACKER.format(fault=BROKEN.get(fault, "").format(disk=str(folder_of_all / "disk"))))
+        steps[fault] = _trained(folder, number, [] if fault == NONE else [f"{tracker}:Broken"])
+        print(f"round {number}, {fault}: {steps[fault].processor:.4f} s, wall {steps[fault].wall:.4f} s", flush=True)
+        assert steps[fault].written == steps[order[0]].written, f"the run folder differs where a tracker {fault}"
+    return steps
 
 
 def _trained(folder: Path, seed: int, track: list[str]) -> Steps:

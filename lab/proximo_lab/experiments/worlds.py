@@ -1,4 +1,4 @@
-"""Whether the five algorithms learn to use an environment's answers and a tool, with 95 % intervals over seeds.
+"""Test whether the five algorithms learn to use an environment's answers and a tool, with 95 % intervals over seeds.
 
     python -m proximo_lab.experiments.worlds [--processes 1] [--seeds 0 1 2] [--algorithms ppo …] [--worlds guessing …]
         [--steps 60] [--out runs/worlds]
@@ -71,17 +71,17 @@ def _silent(environment: object) -> MultiTurn:
 
 def trained(trial: Trial) -> dict[str, float]:
     """Held-out scores before and after training; those of a run that has ended are read."""
-    found = trial.folder / "scores.json"
-    if not found.exists():
+    stored = trial.folder / "scores.json"
+    if not stored.exists():
         result = train(Run(trial.config, trial.folder, Lines()))
         scores = {"before": _score(result.before), "after": _score(result.after), "seconds": result.seconds}
-        found.write_text(json.dumps(scores))
-    return json.loads(found.read_text())
+        stored.write_text(json.dumps(scores))
+    return json.loads(stored.read_text())
 
 
-def _score(found: Evaluation) -> float:
-    assert found.mean_at_k is not None
-    return found.mean_at_k
+def _score(evaluation: Evaluation) -> float:
+    assert evaluation.mean_at_k is not None
+    return evaluation.mean_at_k
 
 
 def table(trials: Sequence[Trial], scores: Sequence[dict[str, float]]) -> Iterator[str]:

@@ -57,20 +57,20 @@ def prepare() -> None:
 
 
 def tried(name: str) -> dict[str, Any]:
-    """One family, in a process and a folder of its own; what is left of its processes is counted."""
+    """Try a family, in a process and a folder of its own; what is left of its processes is counted."""
     adopts = adopt_orphans()
     folder = Path(tempfile.mkdtemp(prefix=f"faults-{name}-"))
     start = time.monotonic()
     try:
         family = import_module(f"proximo_lab.faults.{name}")
         (folder / "work").mkdir()
-        [found] = side_by_side({name: lambda: family.run(folder / "work").to_dict()}, folder).values()
+        [result] = side_by_side({name: lambda: family.run(folder / "work").to_dict()}, folder).values()
     finally:
         left = orphans() if adopts else []
         shutil.rmtree(folder, ignore_errors=True)
     for each in left:
         print(f"  left behind: {each}", flush=True)
-    return found | {"orphans": len(left), "seconds": time.monotonic() - start, "date": str(date.today())} | _versions()
+    return result | {"orphans": len(left), "seconds": time.monotonic() - start, "date": str(date.today())} | _versions()
 
 
 def _versions() -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""What was tried and how it ended; the only thing that the report is written from."""
+"""Cases that were tried and how they ended; the only thing that the report is written from."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ LONGEST = 400
 @dataclass(frozen=True)
 class Case:
     kind: str
-    """Of fault; a report counts cases by it."""
+    """Kind of fault; a report counts cases by it."""
     name: str
     ended: Ending
     detail: str = ""
@@ -22,15 +22,15 @@ class Case:
 
 @dataclass
 class Findings:
-    """Of one family."""
+    """Findings of one family."""
 
     cases: list[Case] = field(default_factory=list)
     controls: list[str] = field(default_factory=list)
-    """What showed that faults of this family really happen."""
+    """Controls that showed that faults of this family really happen."""
     figures: dict[str, Any] = field(default_factory=dict)
     """Numbers for the head of the report, by name."""
     gaps: list[str] = field(default_factory=list)
-    """What is known not to hold, or could not be looked at."""
+    """Gaps: what is known not to hold, or could not be looked at."""
 
     def add(self, kind: str, name: str, ended: Ending, detail: str = "") -> None:
         self.cases.append(Case(kind, name, ended, detail[:LONGEST]))
@@ -42,7 +42,7 @@ class Findings:
         self.add(kind, name, wanted if wrong is None else "failed", wrong or "")
 
     def attempt(self, kind: str, name: str, wanted: Ending, happens: Callable[[], str | None]) -> None:
-        """What happens says what was wrong; an error of the suite itself is a failure, too."""
+        """Add a case; `happens` says what was wrong; an error of the suite itself is a failure, too."""
         try:
             self.judge(kind, name, wanted, happens())
         except NotRun as reason:
@@ -65,7 +65,7 @@ class NotRun(Exception):
 
 
 def totals(families: Mapping[str, Mapping[str, Any]]) -> dict[str, int]:
-    """Over all families: kinds, cases, and how many ended in each way."""
+    """Totals over all families: kinds, cases, and how many ended in each way."""
     kinds = [kind for family in families.values() for kind in family["kinds"].values()]
     count = {ending: sum(kind[ending] for kind in kinds) for ending in ENDINGS}
     tried = [kind for kind in kinds if sum(kind[ending] for ending in ENDINGS[:-1])]

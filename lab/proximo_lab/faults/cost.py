@@ -1,4 +1,4 @@
-"""What safety costs: seconds inside the code for checkpoints, ledger, events and reward workers, in the demo."""
+"""Cost of safety: seconds inside the code for checkpoints, ledger, events and reward workers, in the demo."""
 
 import json
 import os
@@ -11,28 +11,28 @@ from pathlib import Path
 from typing import Any
 
 from proximo.cli import main
-from proximo.processes.sandbox import Job, NoSandbox, Sandbox
+from proximo.processes.sandbox import NoSandbox, Sandbox, SandboxJob
 from proximo.rewards import PythonFunction
 from proximo.types import Completion, Problem
 from proximo_lab.faults.cases import Findings
 from proximo_lab.faults.processes import Child
 
-MOST = 0.02
+MAX_SHARE = 0.02
 """The share of the demo's time that all of it may take."""
 ROUNDS = 40
 
 
 def run(folder: Path, arguments: tuple[str, ...] = ()) -> Findings:
-    """`arguments` make the demo smaller."""
-    found = Findings()
+    """Time the demo, which `arguments` make smaller."""
+    findings = Findings()
     child = Child(lambda: _demo(folder, arguments), folder / "demo.txt")
     ended = child.wait(1800)
-    assert ended.code == 0, ended.said[-500:]
+    assert ended.code == 0, ended.printed[-500:]
     known = json.loads((folder / "cost.json").read_text())
     parts = known["parts"]
     share = sum(parts.values()) / known["seconds"]
     shown = ", ".join(f"{name} {seconds / known['seconds']:.2%}" for name, seconds in parts.items())
-    found.figures = {
+    findings.figures = {
         "seconds": known["seconds"],
         "share": share,
         "parts": shown,
@@ -42,10 +42,10 @@ def run(folder: Path, arguments: tuple[str, ...] = ()) -> Findings:
         "worker_ms": _worker_ms(),
         "sandbox_ms": _sandbox_ms(),
     }
-    wrong = None if share < MOST else f"{share:.2%} of the demo's time ({shown})"
-    found.judge("safety takes 2 % of the demo or more", "the demo", "C", wrong)
-    found.controls.append(f"the timed functions were called {known['calls']} times in the demo")
-    return found
+    wrong = None if share < MAX_SHARE else f"{share:.2%} of the demo's time ({shown})"
+    findings.judge("safety takes 2 % of the demo or more", "the demo", "C", wrong)
+    findings.controls.append(f"the timed functions were called {known['calls']} times in the demo")
+    return findings
 
 
 class Clock:
@@ -78,7 +78,7 @@ class Clock:
 
 
 def watched() -> list[tuple[Any, str, str]]:
-    """What keeps a run safe: where it is, its name, and what it is counted as."""
+    """Functions that keep a run safe: where each is, its name, and what it is counted as."""
     from proximo.rewards import workers
     from proximo.rl import train as stepping
     from proximo.runs.checkpointer import Checkpointer
@@ -126,15 +126,15 @@ def _demo(folder: Path, arguments: tuple[str, ...]) -> int:
 
 
 def _worker_ms() -> float:
-    """A group scored by a function in its worker, against the same call here."""
+    """Milliseconds of a group scored by a function in its worker, beyond those of the same call here."""
     from proximo_lab.faults.gentle_reward import first
 
     reward = PythonFunction(f"{Path(__file__).with_name('gentle_reward.py')}:first")
     problems = [Problem("p", "1+1=", "2")] * 8
-    said = [Completion((1,), (-0.1,), f"{number}", "stop") for number in range(8)]
-    reward(problems, said)  # the worker starts
-    here = _median_ms(lambda: first([each.text for each in said]))
-    return _median_ms(lambda: reward(problems, said)) - here
+    completions = [Completion((1,), (-0.1,), f"{number}", "stop") for number in range(8)]
+    reward(problems, completions)  # the worker starts
+    here = _median_ms(lambda: first([each.text for each in completions]))
+    return _median_ms(lambda: reward(problems, completions)) - here
 
 
 def _sandbox_ms() -> float:
@@ -144,8 +144,8 @@ def _sandbox_ms() -> float:
         print(f"no sandbox here: {missing}", file=sys.stderr)
         return float("nan")
     try:
-        sandbox.run(Job("print(1)"))  # the server starts
-        return _median_ms(lambda: sandbox.run(Job("print(1)")))
+        sandbox.run(SandboxJob("print(1)"))  # the server starts
+        return _median_ms(lambda: sandbox.run(SandboxJob("print(1)")))
     finally:
         sandbox.close()
 

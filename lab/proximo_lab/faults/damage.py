@@ -17,7 +17,7 @@ from proximo.system.locks import FolderLock
 from proximo.tasks import File
 from proximo_lab.faults.cases import Findings
 from proximo_lab.faults.processes import Ended
-from proximo_lab.faults.runs import Place, rows_file, small
+from proximo_lab.faults.runs import RunSet, rows_file, small
 
 FILES = (
     "model.safetensors",
@@ -31,50 +31,50 @@ LAST = 4
 
 
 def run(folder: Path) -> Findings:
-    found = Findings()
+    findings = Findings()
     config = small(GRPO, steps=LAST, checkpoints=CheckpointOptions(every=1, keep=10))
-    place = Place(folder / "run", config).golden()
-    _control(place, found)
+    runs = RunSet(folder / "run", config).golden()
+    _control(runs, findings)
     for what, (damage, names) in DAMAGES.items():
         for name in names:
 
             def passed(damage: Callable[[Path], object] = damage, file: str = name, what: str = what) -> str | None:
-                copy = place.interrupted(f"{what}-{file}".replace("/", "-").replace(" ", "-"), LAST - 1)
+                copy = runs.interrupted(f"{what}-{file}".replace("/", "-").replace(" ", "-"), LAST - 1)
                 newest = saved(copy / CHECKPOINTS)[0]
                 damage(newest / file)
-                return _passed_over(place, copy.name, newest.name)
+                return _passed_over(runs, copy.name, newest.name)
 
-            found.attempt(f"checkpoint: {what}", name, "R", passed)
+            findings.attempt(f"checkpoint: {what}", name, "R", passed)
     for what, prepare in ODD.items():
-        found.attempt(f"run folder: {what}", what, "R", lambda prepare=prepare, what=what: _odd(place, what, prepare))
-    for what, (refused, said, code) in REFUSALS.items():
-        found.attempt(f"refused: {what}", what, "S", lambda r=refused, s=said, c=code: _refused(place, r, s, c))
-    _other_files(folder / "other", found)
-    _foreign(folder, place, found)
-    return found
+        findings.attempt(f"run folder: {what}", what, "R", lambda prepare=prepare, what=what: _odd(runs, what, prepare))
+    for what, (refused, expected, code) in REFUSALS.items():
+        findings.attempt(f"refused: {what}", what, "S", lambda r=refused, s=expected, c=code: _refused(runs, r, s, c))
+    _other_files(folder / "other", findings)
+    _foreign(folder, runs, findings)
+    return findings
 
 
-def _control(place: Place, found: Findings) -> None:
-    """Whole checkpoints are used, so that being passed over says something."""
-    copy = place.interrupted("control", LAST - 1)
-    ended = place.finish(copy.name)
+def _control(runs: RunSet, findings: Findings) -> None:
+    """Show that whole checkpoints are used, so that being passed over says something."""
+    copy = runs.interrupted("control", LAST - 1)
+    ended = runs.finish(copy.name)
     attempts = json.loads((copy / "run.json").read_text())["attempts"]
     used = attempts[-1]["from"]
-    assert ended.code == 0, ended.said
+    assert ended.code == 0, ended.printed
     assert used == f"step-{LAST - 1:06d}", used
-    found.controls.append("an undamaged checkpoint is resumed from, and each damage is seen by its hash")
+    findings.controls.append("an undamaged checkpoint is resumed from, and each damage is seen by its hash")
 
 
-def _passed_over(place: Place, name: str, damaged: str) -> str | None:
-    folder = place.folder / name
+def _passed_over(runs: RunSet, name: str, damaged: str) -> str | None:
+    folder = runs.folder / name
     if not complaints(folder / CHECKPOINTS / damaged):
         return "the damage left no trace"
-    ended = place.finish(name)
+    ended = runs.finish(name)
     if ended.complaint or ended.code:
-        return ended.complaint or f"exit {ended.code}: {ended.said[-300:]}"
-    if f"{damaged} is damaged" not in ended.said:
-        return f"no word of it: {ended.said[-300:]}"
-    return place.difference(name)
+        return ended.complaint or f"exit {ended.code}: {ended.printed[-300:]}"
+    if f"{damaged} is damaged" not in ended.printed:
+        return f"no word of it: {ended.printed[-300:]}"
+    return runs.difference(name)
 
 
 def _flip(file: Path, after: bytes = b"") -> None:
@@ -103,11 +103,13 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], tuple[str, ...]]] = {
 # A run folder that is not as it was left
 
 
-def _odd(place: Place, what: str, prepare: Callable[[Path], object]) -> str | None:
-    copy = place.interrupted(what.replace(" ", "-").replace(",", ""), LAST - 1)
+def _odd(runs: RunSet, what: str, prepare: Callable[[Path], object]) -> str | None:
+    copy = runs.interrupted(what.replace(" ", "-").replace(",", ""), LAST - 1)
     prepare(copy)
-    ended = place.finish(copy.name)
-    return ended.complaint or (f"exit {ended.code}: {ended.said[-300:]}" if ended.code else place.difference(copy.name))
+    ended = runs.finish(copy.name)
+    return ended.complaint or (
+        f"exit {ended.code}: {ended.printed[-300:]}" if ended.code else runs.difference(copy.name)
+    )
 
 
 def _all_damaged(folder: Path) -> None:
@@ -116,7 +118,7 @@ def _all_damaged(folder: Path) -> None:
 
 
 def _older_times(folder: Path) -> None:
-    """As a clock that jumped back leaves them: the newest by step is the oldest by time."""
+    """Set times as a clock that jumped back leaves them: the newest by step is the oldest by time."""
     for age, path in enumerate(saved(folder / CHECKPOINTS)):
         os.utime(path, (1e9 + age, 1e9 + age))
 
@@ -159,33 +161,33 @@ ODD: dict[str, Callable[[Path], object]] = {
 # Refused
 
 
-def _refused(place: Place, act: Callable[[Place], Ended], said: str, code: int) -> str | None:
-    ended = act(place)
+def _refused(runs: RunSet, act: Callable[[RunSet], Ended], expected: str, code: int) -> str | None:
+    ended = act(runs)
     if ended.complaint or ended.code != code:
-        return ended.complaint or f"exit {ended.code} instead of {code}: {ended.said[-300:]}"
-    return None if said in ended.said else f"no word of {said!r}: {ended.said[-300:]}"
+        return ended.complaint or f"exit {ended.code} instead of {code}: {ended.printed[-300:]}"
+    return None if expected in ended.printed else f"no word of {expected!r}: {ended.printed[-300:]}"
 
 
-def _changed(name: str, *more: str) -> Callable[[Place], Ended]:
-    def act(place: Place) -> Ended:
-        return place.finish(place.interrupted(name, LAST - 1).name, *more)
+def _changed(name: str, *more: str) -> Callable[[RunSet], Ended]:
+    def act(runs: RunSet) -> Ended:
+        return runs.finish(runs.interrupted(name, LAST - 1).name, *more)
 
     return act
 
 
-def _edited(name: str, edit: Callable[[Path], object]) -> Callable[[Place], Ended]:
-    def act(place: Place) -> Ended:
-        copy = place.interrupted(name, LAST - 1)
+def _edited(name: str, edit: Callable[[Path], object]) -> Callable[[RunSet], Ended]:
+    def act(runs: RunSet) -> Ended:
+        copy = runs.interrupted(name, LAST - 1)
         edit(copy)
-        return place.finish(copy.name)
+        return runs.finish(copy.name)
 
     return act
 
 
-def _locked(place: Place) -> Ended:
-    copy = place.interrupted("locked", LAST - 1)
+def _locked(runs: RunSet) -> Ended:
+    copy = runs.interrupted("locked", LAST - 1)
     with FolderLock(copy):
-        return place.finish(copy.name)
+        return runs.finish(copy.name)
 
 
 def _other_format(folder: Path) -> None:
@@ -196,13 +198,13 @@ def _other_format(folder: Path) -> None:
 
 
 def _sealed(path: Path) -> None:
-    """With a manifest that is right for what is there."""
+    """Write a manifest that is right for what is there."""
     files = [file for file in sorted(path.rglob("*")) if file.is_file() and file.name != MANIFEST]
     known = {str(file.relative_to(path)): {"size": file.stat().st_size, "sha256": file_hash(file)} for file in files}
     (path / MANIFEST).write_text(json.dumps({"files": known}))
 
 
-REFUSALS: dict[str, tuple[Callable[[Place], Ended], str, int]] = {
+REFUSALS: dict[str, tuple[Callable[[RunSet], Ended], str, int]] = {
     "another config": (_changed("config", "--training.learning-rate", "0.5"), "training.learning_rate was", 2),
     "another seed": (_changed("seed", "--seed", "5"), "--allow-change seed", 2),
     "another algorithm": (_changed("algorithm", "--algorithm", "sapo"), "algorithm", 2),
@@ -235,8 +237,8 @@ REFUSALS: dict[str, tuple[Callable[[Place], Ended], str, int]] = {
 }
 
 
-def _other_files(folder: Path, found: Findings) -> None:
-    """The same names, other contents: the model's folder, the file of problems."""
+def _other_files(folder: Path, findings: Findings) -> None:
+    """Change contents under the same names: the model's folder, the file of problems."""
     folder.mkdir()
     model, rows = folder / "model", rows_file(folder)
     for seed in (1, 2):
@@ -245,15 +247,15 @@ def _other_files(folder: Path, found: Findings) -> None:
         )
     tiny_tokenizer().save_pretrained(model)
     config = small(GRPO, steps=2, model=str(model), task=File(str(rows), held_out=0.3))
-    place = Place(folder / "run", config).golden()
+    runs = RunSet(folder / "run", config).golden()
 
-    def other(change: Callable[[], object], said: str) -> Callable[[], str | None]:
+    def other(change: Callable[[], object], expected: str) -> Callable[[], str | None]:
         def happens() -> str | None:
             change()
-            ended = place.finish("golden")
+            ended = runs.finish("golden")
             if ended.complaint or ended.code != 2:
-                return ended.complaint or f"exit {ended.code} instead of 2: {ended.said[-300:]}"
-            return None if said in ended.said else f"no word of {said!r}: {ended.said[-300:]}"
+                return ended.complaint or f"exit {ended.code} instead of 2: {ended.printed[-300:]}"
+            return None if expected in ended.printed else f"no word of {expected!r}: {ended.printed[-300:]}"
 
         return happens
 
@@ -271,25 +273,27 @@ def _other_files(folder: Path, found: Findings) -> None:
         ),
         "a model that is gone": (lambda: shutil.rmtree(model), "model its files are missing"),
     }
-    for name, (change, said) in changes.items():
-        found.attempt(f"refused: {name}", name, "S", other(change, said))
+    for name, (change, expected) in changes.items():
+        findings.attempt(f"refused: {name}", name, "S", other(change, expected))
 
 
-def _foreign(folder: Path, place: Place, found: Findings) -> None:
+def _foreign(folder: Path, runs: RunSet, findings: Findings) -> None:
     """A whole checkpoint of another run in the place of ours."""
-    other = Place(folder / "foreign", small(GRPO, steps=LAST, seed=99, checkpoints=CheckpointOptions(every=1, keep=10)))
+    other = RunSet(
+        folder / "foreign", small(GRPO, steps=LAST, seed=99, checkpoints=CheckpointOptions(every=1, keep=10))
+    )
     other.golden()
 
     def happens() -> str | None:
-        copy = place.interrupted("foreign", LAST - 1)
+        copy = runs.interrupted("foreign", LAST - 1)
         newest = saved(copy / CHECKPOINTS)[0]
         shutil.rmtree(newest)
         shutil.copytree(other.folder / "golden" / CHECKPOINTS / newest.name, newest)
-        ended = place.finish(copy.name)
+        ended = runs.finish(copy.name)
         if ended.complaint:
             return ended.complaint
-        if ended.code == 0 and (wrong := place.difference(copy.name)) is not None:
+        if ended.code == 0 and (wrong := runs.difference(copy.name)) is not None:
             return f"it went on from the checkpoint of another run without a word: {wrong}"
         return None
 
-    found.attempt("checkpoint: of another run", "the same step of another seed", "R", happens)
+    findings.attempt("checkpoint: of another run", "the same step of another seed", "R", happens)

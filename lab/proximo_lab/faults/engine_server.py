@@ -38,14 +38,14 @@ PACE = "FAULTS_PACE"
 """Environment variable with seconds for each token; without it, as fast as can be."""
 DEADLINE = 60.0
 MODULE = Path("vllm", "entrypoints", "openai", "api_server.py")
-"""What a fleet starts."""
+"""Module that a fleet starts."""
 
 
 def install(folder: Path, code: str = "from proximo_lab.faults.engine_server import main\n\nmain()\n") -> Path:
     """A folder that, on the path of a Python, makes this server the one that a fleet starts."""
-    place = folder / MODULE
-    place.parent.mkdir(parents=True)
-    place.write_text(code)
+    target = folder / MODULE
+    target.parent.mkdir(parents=True)
+    target.write_text(code)
     return folder
 
 
@@ -80,7 +80,7 @@ def serve_forks(address: str) -> None:
 
 
 def has_fault(name: str) -> bool:
-    """Whether this server has a fault now; each is planted for one server."""
+    """Tell whether this server has a fault now; each is planted for one server."""
     try:
         (Path(os.environ[PLANTED]) / name).unlink()
     except FileNotFoundError:
@@ -122,39 +122,39 @@ class Server:
     def __init__(self, engine: EmbeddedEngine, layers: list[int]) -> None:
         self._engine, self._layers = engine, layers
         self._answers: dict[str, Callable[[Mapping[str, Any]], object]] = {
-            "/version": lambda said: {"version": "0.32.0"},
-            "/weight_info": lambda said: {"weight_version": str(engine.version())},
+            "/version": lambda body: {"version": "0.32.0"},
+            "/weight_info": lambda body: {"weight_version": str(engine.version())},
             "/inference/v1/generate": self._generate,
-            "/pause": lambda said: engine.pause(said["mode"], DEADLINE),
-            "/resume": lambda said: engine.resume(DEADLINE),
-            "/init_weight_transfer_engine": lambda said: engine.join(said["init_info"], DEADLINE),
-            "/start_weight_update": lambda said: engine.begin_update(DEADLINE),
-            "/update_weights": lambda said: engine.update(said["update_info"], DEADLINE),
-            "/finish_weight_update": lambda said: engine.finish_update(int(said["weight_version"]), DEADLINE),
+            "/pause": lambda body: engine.pause(body["mode"], DEADLINE),
+            "/resume": lambda body: engine.resume(DEADLINE),
+            "/init_weight_transfer_engine": lambda body: engine.join(body["init_info"], DEADLINE),
+            "/start_weight_update": lambda body: engine.begin_update(DEADLINE),
+            "/update_weights": lambda body: engine.update(body["update_info"], DEADLINE),
+            "/finish_weight_update": lambda body: engine.finish_update(int(body["weight_version"]), DEADLINE),
         }
 
-    def __call__(self, path: str, said: Mapping[str, Any]) -> object:
+    def __call__(self, path: str, body: Mapping[str, Any]) -> object:
         parts = urlsplit(path)
         query = {name: values[0] for name, values in parse_qs(parts.query).items()}
-        return self._answers[parts.path]({**query, **said})
+        return self._answers[parts.path]({**query, **body})
 
-    def _generate(self, said: Mapping[str, Any]) -> object:
-        asked = said["sampling_params"]
+    def _generate(self, body: Mapping[str, Any]) -> object:
+        asked = body["sampling_params"]
         options = SamplingOptions(asked["temperature"], max_tokens=asked["max_tokens"], stop=tuple(asked["stop"]))
-        found = self._engine.generate(tuple(said["token_ids"]), options, Draw(0, 0, asked["seed"], 0))
+        completion = self._engine.generate(tuple(body["token_ids"]), options, Draw(0, 0, asked["seed"], 0))
         choice = {
-            "token_ids": list(found.tokens),
-            "logprobs": {"content": [{"logprob": each} for each in found.logprobs]},
-            "finish_reason": found.finish,
+            "token_ids": list(completion.tokens),
+            "logprobs": {"content": [{"logprob": each} for each in completion.logprobs]},
+            "finish_reason": completion.finish,
             "weight_versions": [
-                {"version": str(each.version), "start": each.start, "end": each.end} for each in found.spans
+                {"version": str(each.version), "start": each.start, "end": each.end} for each in completion.spans
             ],
-            "routed_experts": None if found.routes is None else self._packed(found.routes),
+            "routed_experts": None if completion.routes is None else self._packed(completion.routes),
         }
         return {"choices": [choice]}
 
     def _packed(self, routes: Tensor) -> str:
-        """As vLLM writes them: a row for each layer, those without experts too."""
+        """Pack routes as vLLM writes them: a row for each layer, those without experts too."""
         rows = np.zeros((len(routes), max(self._layers) + 1, routes.shape[2]), np.uint8)
         rows[:, self._layers] = routes.numpy()
         written = io.BytesIO()
@@ -183,9 +183,9 @@ def main() -> None:
         def do_POST(self) -> None:
             self._answer(json.loads(self.rfile.read(int(self.headers["content-length"])) or b"{}"))
 
-        def _answer(self, said: Mapping[str, Any]) -> None:
+        def _answer(self, body: Mapping[str, Any]) -> None:
             try:
-                code, text = 200, json.dumps(answer(self.path, said))
+                code, text = 200, json.dumps(answer(self.path, body))
             except embedded.EngineLost as error:
                 code, text = 500, str(error)
             self.send_response(code)

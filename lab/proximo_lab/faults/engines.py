@@ -21,7 +21,7 @@ from proximo.samplers.engines.options import Fleet
 from proximo_lab.faults.cases import Findings
 from proximo_lab.faults.engine_server import PLANTED, install
 from proximo_lab.faults.processes import Child, Ended, side_by_side
-from proximo_lab.faults.runs import Place, ledger_faults, small
+from proximo_lab.faults.runs import RunSet, ledger_faults, small
 
 ROOT = Path(__file__).resolve().parents[3]
 STEPS, ENGINES = 4, 2
@@ -31,7 +31,7 @@ LOST, FINISHED = "engine_lost", 0
 
 
 def run(folder: Path) -> Findings:
-    found = Findings(figures={"runs": 0, "servers_left": 0})
+    findings = Findings(figures={"runs": 0, "servers_left": 0})
     config = small(
         GRPO,
         steps=STEPS,
@@ -42,42 +42,42 @@ def run(folder: Path) -> Findings:
     servers = install(folder / "servers")
     sys.path.insert(0, str(servers))  # a fleet looks for vLLM in this Python first
     os.environ["PYTHONPATH"] = os.pathsep.join([str(servers), str(ROOT), str(ROOT / "src")])
-    place = Place(folder / "run", config)
-    golden = _start(place, "golden").wait()
-    assert golden.code == FINISHED, f"an undisturbed run failed, {golden.code}: {golden.said[-500:]}"
-    kinds: Mapping[str, Callable[[Place, str], str | None]] = {
-        "an engine is stopped": lambda place, name: _engine_lost(place, name, lambda pid, _: _stop(pid), "timed out"),
-        "an engine is killed": lambda place, name: _engine_lost(place, name, lambda pid, _: _kill(pid), "failed"),
-        "half an update": lambda place, name: _engine_lost(place, name, _plant("half an update"), "an update failed"),
-        "a stale head": lambda place, name: _engine_lost(place, name, _plant("stale head"), "is not the policy"),
+    runs = RunSet(folder / "run", config)
+    golden = _start(runs, "golden").wait()
+    assert golden.code == FINISHED, f"an undisturbed run failed, {golden.code}: {golden.printed[-500:]}"
+    kinds: Mapping[str, Callable[[RunSet, str], str | None]] = {
+        "an engine is stopped": lambda runs, name: _engine_lost(runs, name, lambda pid, _: _stop(pid), "timed out"),
+        "an engine is killed": lambda runs, name: _engine_lost(runs, name, lambda pid, _: _kill(pid), "failed"),
+        "half an update": lambda runs, name: _engine_lost(runs, name, _plant("half an update"), "an update failed"),
+        "a stale head": lambda runs, name: _engine_lost(runs, name, _plant("stale head"), "is not the policy"),
         "all engines are killed": _all_lost,
         "the run is killed": _run_killed,
     }
     works = {
-        kind.replace(" ", "-"): lambda kind=kind, happens=happens: _tried(place, kind, happens)
+        kind.replace(" ", "-"): lambda kind=kind, happens=happens: _tried(runs, kind, happens)
         for kind, happens in kinds.items()
     }
     results = side_by_side(works, folder)
     for kind in kinds:
         wrong, left = results[kind.replace(" ", "-")]
         is_resumed = kind in ("all engines are killed", "the run is killed")
-        found.judge(kind, "after its first step", "R" if is_resumed else "C", wrong)
-        found.figures["runs"] += 1
-        found.figures["servers_left"] += left
-    found.controls.append(
+        findings.judge(kind, "after its first step", "R" if is_resumed else "C", wrong)
+        findings.figures["runs"] += 1
+        findings.figures["servers_left"] += left
+    findings.controls.append(
         "each engine was a process that had answered before; each lost engine is in the run's events with its reason"
     )
-    return found
+    return findings
 
 
-def _tried(place: Place, kind: str, happens: Callable[[Place, str], str | None]) -> list[Any]:
-    """What was wrong, and how many servers the run has left behind."""
+def _tried(runs: RunSet, kind: str, happens: Callable[[RunSet, str], str | None]) -> list[Any]:
+    """Problem of a case, and the number of servers that the run has left behind."""
     name = kind.replace(" ", "-")
     try:
-        wrong = happens(place, name)
+        wrong = happens(runs, name)
     except Exception as error:
         wrong = f"{type(error).__name__}: {error}"
-    left = _left(_servers(place, name))
+    left = _left(_servers(runs, name))
     for pid in left:
         _kill(pid)
     return [wrong or (f"{len(left)} servers were left" if left else None), len(left)]
@@ -86,75 +86,75 @@ def _tried(place: Place, kind: str, happens: Callable[[Place, str], str | None])
 # Runs
 
 
-def _planted(place: Place, name: str) -> Path:
-    return place.folder / f"{name}-planted"
+def _planted(runs: RunSet, name: str) -> Path:
+    return runs.folder / f"{name}-planted"
 
 
-def _start(place: Place, name: str) -> Child:
+def _start(runs: RunSet, name: str) -> Child:
     """A run whose servers look for faults in a folder of its own."""
-    _planted(place, name).mkdir(exist_ok=True)
-    os.environ[PLANTED] = str(_planted(place, name))
-    return place.start(name)
+    _planted(runs, name).mkdir(exist_ok=True)
+    os.environ[PLANTED] = str(_planted(runs, name))
+    return runs.start(name)
 
 
-def _started(place: Place, name: str) -> Child:
+def _started(runs: RunSet, name: str) -> Child:
     """A run that has made its first step."""
-    child = _start(place, name)
-    if not child.wait_for(lambda: "step 1/" in child.said):
-        raise AssertionError(f"the run made no step: {child.said[-300:]}")
+    child = _start(runs, name)
+    if not child.wait_for(lambda: "step 1/" in child.printed):
+        raise AssertionError(f"the run made no step: {child.printed[-300:]}")
     return child
 
 
-def _servers(place: Place, name: str) -> list[int]:
-    return sorted(int(path.name.partition("-")[2]) for path in _planted(place, name).glob("pid-*"))
+def _servers(runs: RunSet, name: str) -> list[int]:
+    return sorted(int(path.name.partition("-")[2]) for path in _planted(runs, name).glob("pid-*"))
 
 
-def _events(place: Place, name: str, kind: str) -> list[dict[str, Any]]:
-    rows = [json.loads(line) for line in (place.folder / name / "events.jsonl").read_text().splitlines()]
+def _events(runs: RunSet, name: str, kind: str) -> list[dict[str, Any]]:
+    rows = [json.loads(line) for line in (runs.folder / name / "events.jsonl").read_text().splitlines()]
     return [row for row in rows if row["kind"] == kind]
 
 
-def _differs(place: Place, name: str, ended: Ended) -> str | None:
-    """What is wrong with a run that should have come to its end."""
+def _differs(runs: RunSet, name: str, ended: Ended) -> str | None:
+    """Problem of a run that should have come to its end."""
     if ended.complaint or ended.code != FINISHED:
-        return ended.complaint or f"exit {ended.code}: {ended.said[-300:]}"
-    faults = ledger_faults(place.folder / name)[1]
-    return place.difference(name) or (faults[0] if faults else None)
+        return ended.complaint or f"exit {ended.code}: {ended.printed[-300:]}"
+    faults = ledger_faults(runs.folder / name)[1]
+    return runs.difference(name) or (faults[0] if faults else None)
 
 
-def _engine_lost(place: Place, name: str, strike: Callable[[int, Path], None], reason: str) -> str | None:
-    """One engine is lost and replaced, and the run leaves what the undisturbed one leaves."""
-    child = _started(place, name)
-    strike(_servers(place, name)[0], _planted(place, name))
+def _engine_lost(runs: RunSet, name: str, strike: Callable[[int, Path], None], reason: str) -> str | None:
+    """Lose one engine, which is replaced, and the run leaves what the undisturbed one leaves."""
+    child = _started(runs, name)
+    strike(_servers(runs, name)[0], _planted(runs, name))
     ended = child.wait()
-    wrong = _differs(place, name, ended)
-    lost = [row["message"] for row in _events(place, name, LOST)]
+    wrong = _differs(runs, name, ended)
+    lost = [row["message"] for row in _events(runs, name, LOST)]
     if wrong is None and (len(lost) != 1 or reason not in lost[0]):
         return f"not one engine was lost for this reason: {lost}"
-    if wrong is None and len(_servers(place, name)) != ENGINES + 1:
-        return f"{len(_servers(place, name))} servers were started, not one more than {ENGINES}"
+    if wrong is None and len(_servers(runs, name)) != ENGINES + 1:
+        return f"{len(_servers(runs, name))} servers were started, not one more than {ENGINES}"
     return wrong
 
 
-def _all_lost(place: Place, name: str) -> str | None:
+def _all_lost(runs: RunSet, name: str) -> str | None:
     """The run ends with one message, and resumes."""
-    child = _started(place, name)
-    for pid in _servers(place, name):
+    child = _started(runs, name)
+    for pid in _servers(runs, name):
         _kill(pid)
     ended = child.wait()
-    if ended.complaint or (ended.code != FINISHED and "engine" not in ended.said.splitlines()[-1]):
-        return ended.complaint or f"exit {ended.code} without a reason: {ended.said[-300:]}"
-    return _differs(place, name, ended if ended.code == FINISHED else _start(place, name).wait())
+    if ended.complaint or (ended.code != FINISHED and "engine" not in ended.printed.splitlines()[-1]):
+        return ended.complaint or f"exit {ended.code} without a reason: {ended.printed[-300:]}"
+    return _differs(runs, name, ended if ended.code == FINISHED else _start(runs, name).wait())
 
 
-def _run_killed(place: Place, name: str) -> str | None:
-    """Its servers end by themselves, and the run resumes."""
-    child = _started(place, name)
-    before = [pid for pid in _servers(place, name) if _is_running(pid)]
+def _run_killed(runs: RunSet, name: str) -> str | None:
+    """Kill the run: its servers end by themselves, and the run resumes."""
+    child = _started(runs, name)
+    before = [pid for pid in _servers(runs, name) if _is_running(pid)]
     child.send(signal.SIGKILL)
     if child.wait().code != -signal.SIGKILL or len(before) != ENGINES:
         return f"it was over before it was killed, or had {len(before)} servers"
-    return _differs(place, name, _start(place, name).wait())
+    return _differs(runs, name, _start(runs, name).wait())
 
 
 # Processes
@@ -174,7 +174,7 @@ def _plant(fault: str) -> Callable[[int, Path], None]:
 
 
 def _is_running(pid: int) -> bool:
-    """Whether a server is there, and not dead and only not buried."""
+    """Tell whether a server is there, and not dead and only not buried."""
     with suppress(OSError):
         return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
     return False

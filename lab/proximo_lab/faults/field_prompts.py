@@ -1,4 +1,4 @@
-"""For each field that decides which prompts a run draws and how they are asked: a run in which it matters."""
+"""Runs in which each field matters that decides which prompts a run draws and how they are asked."""
 
 import json
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""For each field of a config that is not the algorithm's: a run in which it matters, and a value that must tell."""
+"""Runs in which each field of a config that is not the algorithm's matters, and a value that must tell."""
 
 import json
 from dataclasses import replace
@@ -170,7 +170,7 @@ def _tasks(folder: Path) -> list[Trial]:
 
 
 def _turns() -> list[Trial]:
-    """Of environments and tools."""
+    """Trials of environments and tools."""
     guess = small(GRPO, steps=1, model="tiny-agent", task=Guessing(held_out=8), sampling=SamplingOptions(max_tokens=32))
     played = replace(guess, environment=MultiTurn("proximo.environments.examples:NumberGuessing", max_turn_tokens=4))
     return [

@@ -1,4 +1,4 @@
-"""For each field of a run's config: a run in which it matters, and a value that must make a difference there.
+"""Runs in which each field of a run's config matters, and a value that must make a difference there.
 
 A field that cannot change the numbers of a CPU run is listed with the reason, and nothing is claimed about it.
 """
@@ -84,7 +84,7 @@ LISTED = {
 class Trial:
     base: RunConfig
     path: str
-    """Of the field, with dots."""
+    """Path of the field, with dots."""
     value: Any
 
 
@@ -171,7 +171,7 @@ def lagging() -> RunConfig:
 
 
 def _selections() -> list[Trial]:
-    found = [
+    trials = [
         *several(lively(CLIP_COV), "algorithm.select", share=0.5, low=0.0, high=0.001),
         *several(lively(KL_COV), "algorithm.select", share=0.5, coefficient=9.0),
         *several(lively(replace(GRPO, select=selection.TopEntropy(0.5))), "algorithm.select", share=0.1),
@@ -185,9 +185,9 @@ def _selections() -> list[Trial]:
         (corrections.GeometricRejection(0.1, 9.0), {"low": 0.9999, "high": 1.0001}),
     ):
         base = lagging()
-        found += several(replace(base, algorithm=replace(GRPO, correct=piece)), "algorithm.correct", **values)
+        trials += several(replace(base, algorithm=replace(GRPO, correct=piece)), "algorithm.correct", **values)
     clip = Trial(lively(CLIP_COV), "algorithm.select.share", 0.5)
-    return [each for each in found if each.path != "algorithm.select.low" and each.path != "algorithm.select.high"] + [
+    return [each for each in trials if each.path != "algorithm.select.low" and each.path != "algorithm.select.high"] + [
         Trial(replace(clip.base, algorithm=replace(CLIP_COV, select=selection.ClipCovariance(0.5, -9.0, 9.0))), path, v)
         for path, v in (("algorithm.select.low", 0.5), ("algorithm.select.high", 0.0))
     ]

@@ -23,7 +23,7 @@ KIND = "a config field that is changed"
 
 
 def run(folder: Path, only: tuple[str, ...] | None = None) -> Findings:
-    found, bases = Findings(), dict[str, Left]()
+    findings, bases = Findings(), dict[str, Left]()
     chosen = [trial for trial in trials(folder) if only is None or name_of(trial) in only]
     for number, trial in enumerate(chosen):
 
@@ -34,21 +34,23 @@ def run(folder: Path, only: tuple[str, ...] | None = None) -> Findings:
             other = with_value(trial.base, trial.path.strip(".").split("."), trial.value)
             before, after = bases[key], fingerprint(other, folder / f"changed-{number}")
             if before.code and after.code:  # two refusals say nothing
-                return f"neither run works: {before.said}; {after.said}"
+                return f"neither run works: {before.refusal}; {after.refusal}"
             return f"{trial.path} = {trial.value!r} changes nothing" if after.digest == before.digest else None
 
-        found.attempt(KIND, name_of(trial), "C", changed)
+        findings.attempt(KIND, name_of(trial), "C", changed)
     tried = {name_of(trial) for trial in chosen}
     known = set(all_fields(RunConfig))
     missing = sorted(known - tried - LISTED.keys()) if only is None else []
     for name in missing:
-        found.add(KIND, name, "failed", "it is neither tried nor listed with a reason")
-    dead = {case.name for case in found.cases if case.ended == "failed"}
-    alive = {case.name for case in found.cases if case.ended == "C"} - dead
-    found.figures = {"fields": len(tried), "alive": len(alive), "listed": len(LISTED), "dead": len(dead)}
-    found.gaps += [_unclaimed(reason) for reason in dict.fromkeys(LISTED.values())] if only is None else []
-    found.controls.append("two runs of the same config have the same fingerprint" if _repeats(chosen, folder) else "")
-    return found
+        findings.add(KIND, name, "failed", "it is neither tried nor listed with a reason")
+    dead = {case.name for case in findings.cases if case.ended == "failed"}
+    alive = {case.name for case in findings.cases if case.ended == "C"} - dead
+    findings.figures = {"fields": len(tried), "alive": len(alive), "listed": len(LISTED), "dead": len(dead)}
+    findings.gaps += [_unclaimed(reason) for reason in dict.fromkeys(LISTED.values())] if only is None else []
+    findings.controls.append(
+        "two runs of the same config have the same fingerprint" if _repeats(chosen, folder) else ""
+    )
+    return findings
 
 
 def _unclaimed(reason: str) -> str:
@@ -65,7 +67,7 @@ def _repeats(chosen: list[Trial], folder: Path) -> bool:
 
 
 def all_fields(kind: type) -> Iterator[str]:
-    """Of a dataclass and of every one that its fields may hold."""
+    """Fields of a dataclass and of every one that its fields may hold."""
     waiting, seen = [kind], set[type]()
     while waiting:
         each = waiting.pop()
@@ -77,8 +79,8 @@ def all_fields(kind: type) -> Iterator[str]:
 
 
 def _dataclasses(kind: Any) -> list[type]:
-    own = [kind] if isinstance(kind, type) and is_dataclass(kind) else []
-    return own + [each for argument in typing.get_args(kind) for each in _dataclasses(argument)]
+    itself = [kind] if isinstance(kind, type) and is_dataclass(kind) else []
+    return itself + [each for argument in typing.get_args(kind) for each in _dataclasses(argument)]
 
 
 def name_of(trial: Trial) -> str:
@@ -100,16 +102,16 @@ def with_value(holder: Any, path: list[str], value: Any) -> Any:
 
 @dataclass(frozen=True)
 class Left:
-    """By a run."""
+    """Traces that a run left."""
 
     code: int
-    said: str
-    """Why it was refused, if it was."""
+    refusal: str
+    """Reason why it was refused, if it was."""
     digest: str
 
 
 def fingerprint(config: RunConfig, folder: Path) -> Left:
-    """Of all that a run leaves but times; a refusal or a failure is one, too."""
+    """Fingerprint of all that a run leaves but times; a refusal or a failure is one, too."""
     from proximo.rl.run import Run
     from proximo.rl.train import train
 
@@ -124,13 +126,13 @@ def fingerprint(config: RunConfig, folder: Path) -> Left:
     ended = Child(work, folder.with_suffix(".txt")).wait()
     if ended.complaint:
         raise AssertionError(ended.complaint)
-    said = ended.said.rpartition("refused: ")[2] if ended.code else ""
-    digest = hashlib.sha256(f"{ended.code} {said}".encode())
+    refusal = ended.printed.rpartition("refused: ")[2] if ended.code else ""
+    digest = hashlib.sha256(f"{ended.code} {refusal}".encode())
     for file in sorted(path for path in folder.rglob("*") if path.is_file() and path.name not in TIMED):
         data = file.read_bytes()
         if file.name == "run_state.json":
-            facts = json.loads(data)
-            del facts["seconds"]
-            data = json.dumps(facts).encode()
+            content = json.loads(data)
+            del content["seconds"]
+            data = json.dumps(content).encode()
         digest.update(str(file.relative_to(folder)).encode() + b"\0" + hashlib.sha256(data).digest())
-    return Left(ended.code, said[:100], digest.hexdigest())
+    return Left(ended.code, refusal[:100], digest.hexdigest())

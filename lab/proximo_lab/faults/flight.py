@@ -33,7 +33,7 @@ from proximo.samplers.sampler import SamplingOptions
 from proximo_lab.faults.cases import Findings
 from proximo_lab.faults.engine_server import ASKS_FOR_ONE, FORKS, PACE, PLANTED, install, serve_forks
 from proximo_lab.faults.processes import TRACEBACK, Child, Ended, descendants
-from proximo_lab.faults.runs import Place, ledger_faults, small
+from proximo_lab.faults.runs import RunSet, ledger_faults, small
 
 ROOT = Path(__file__).resolve().parents[3]
 KILLS = 8
@@ -47,7 +47,7 @@ TIMEOUT = 60.0
 PATIENCE = 400.0
 """Seconds until an attempt makes a step, on a busy machine."""
 SECONDS_A_TOKEN = 0.25
-"""Of engines, so that completions are in flight when a checkpoint is written."""
+"""Delay of engines, so that completions are in flight when a checkpoint is written."""
 
 
 def run(folder: Path, kills: int = KILLS) -> Findings:
@@ -69,27 +69,27 @@ def run(folder: Path, kills: int = KILLS) -> Findings:
     for name in ("proximo.distributed.rank0", "proximo.samplers.engines.building", "torch.distributed.checkpoint"):
         import_module(name)  # for all that are forked from here
     forks = Child(lambda: serve_forks(os.environ[FORKS]), folder / "forks.txt")
-    found = Findings()
-    hunt, number = Hunt(Place(folder / "run", config), random.Random(SEED)), 0
+    findings = Findings()
+    hunt, number = Hunt(RunSet(folder / "run", config), random.Random(SEED)), 0
     try:
         while sum(hunt.struck.values()) < kills and number < kills:
-            hunt.finish(f"run-{number}", kills, found)
+            hunt.finish(f"run-{number}", kills, findings)
             number += 1
     finally:
         forks.send(signal.SIGKILL)
-    found.figures = hunt.figures() | {"runs": number}
-    found.controls.append(
+    findings.figures = hunt.figures() | {"runs": number}
+    findings.controls.append(
         f"{hunt.figures()['kills']} processes were running when they were killed: "
         + ", ".join(f"{count} of the {victim}" for victim, count in sorted(hunt.struck.items()))
     )
-    return found
+    return findings
 
 
 class Hunt:
     """Kills processes of runs, and counts what becomes of prompts."""
 
-    def __init__(self, place: Place, chance: random.Random) -> None:
-        self._place, self._chance = place, chance
+    def __init__(self, runs: RunSet, chance: random.Random) -> None:
+        self._runs, self._chance = runs, chance
         self.struck: Counter[str] = Counter()
         self._prompts = self._wrong = self._resumes = self._begun = self._continued = 0
 
@@ -104,13 +104,13 @@ class Hunt:
             "tokens_continued": self._continued,
         }
 
-    def finish(self, name: str, kills: int, found: Findings) -> None:
-        """One run until its end, which is disturbed until there were enough kills."""
+    def finish(self, name: str, kills: int, findings: Findings) -> None:
+        """Run until the end, disturbed until there were enough kills."""
         victims: list[str] = []
         child, ended, steps = self._start(name), None, 0
         while ended is None or ended.code:
             if ended is not None:
-                if ended.code != -signal.SIGKILL and "all are started again" not in ended.said and not victims:
+                if ended.code != -signal.SIGKILL and "all are started again" not in ended.printed and not victims:
                     break
                 self._count_begun(name)
                 child = self._start(name)
@@ -121,7 +121,9 @@ class Hunt:
             ended = self._ended(child, wait=sum(self.struck.values()) >= kills)
         wrong = self._faults(name, ended)
         for number, victim in enumerate(victims):
-            found.judge(f"SIGKILL of the {victim} while weights change under requests", f"{name}, {number}", "C", wrong)
+            findings.judge(
+                f"SIGKILL of the {victim} while weights change under requests", f"{name}, {number}", "C", wrong
+            )
 
     def _start(self, name: str) -> Child:
         """The command of a run; its ranks are forked from it, so that they begin at once."""
@@ -131,9 +133,9 @@ class Hunt:
             from proximo.distributed import launching
 
             launching.start_here = forked_ranks
-            return main(self._place.arguments(name))
+            return main(self._runs.arguments(name))
 
-        return Child(work, self._place.folder / f"{name}.txt")
+        return Child(work, self._runs.folder / f"{name}.txt")
 
     def _strike(self, child: Child, steps: int) -> str | None:
         """Kill a process of a run at a random moment; None where the run was over first."""
@@ -162,20 +164,20 @@ class Hunt:
         return victim
 
     def _wait_until_gone(self, pids: list[int]) -> None:
-        """What is left without a driver ends by itself; a run folder belongs to one attempt at a time."""
+        """Wait: what is left without a driver ends by itself; a run folder belongs to one attempt at a time."""
         until = time.monotonic() + PATIENCE
         while set(pids) & set(descendants(os.getpid())):
             assert time.monotonic() < until, "processes of a killed driver are left"
             time.sleep(0.1)
 
     def _ended(self, child: Child, *, wait: bool) -> Ended | None:
-        """Its end, if it has ended; a driver needs a moment to see that all ranks have."""
+        """End of a run, if it has ended; a driver needs a moment to see that all ranks have."""
         return child.wait(3 * PATIENCE) if wait else child.poll()
 
     def _count_begun(self, name: str) -> None:
-        """What the checkpoint that is resumed has of groups in flight."""
+        """Count the groups in flight of the checkpoint that is resumed."""
         self._resumes += 1
-        newest, _ = newest_valid(self._place.folder / name / CHECKPOINTS)
+        newest, _ = newest_valid(self._runs.folder / name / CHECKPOINTS)
         file = None if newest is None else newest / "state" / "active.json"
         slots = json.loads(file.read_text()) if file is not None and file.exists() else []
         begun = [[len(each["tokens"]) for each in slot.get("begun", ())] for slot in slots if slot["group"] is None]
@@ -184,15 +186,15 @@ class Hunt:
 
     def _faults(self, name: str, ended: Ended) -> str | None:
         if ended.complaint or ended.code:
-            return ended.complaint or f"exit {ended.code}: {ended.said[-300:]}"
-        folder = self._place.folder / name
+            return ended.complaint or f"exit {ended.code}: {ended.printed[-300:]}"
+        folder = self._runs.folder / name
         drawn, wrong = ledger_faults(folder)
         self._prompts, self._wrong = self._prompts + drawn, self._wrong + len(wrong)
         return wrong[0] if wrong else self._uneven(folder)
 
     def _uneven(self, folder: Path) -> str | None:
         """A step without its groups, or with one that is too old."""
-        groups = self._place.config.training.groups
+        groups = self._runs.config.training.groups
         rows = [json.loads(line) for line in (folder / "ledger.jsonl").read_text().splitlines()]
         for step in range(1, STEPS + 1):
             ended = sum(row["step"] == step and row["state"] in ("trained", "abandoned") for row in rows)
@@ -237,7 +239,7 @@ class Forked:
 
 
 def forked_ranks(command: Sequence[str], ranks: int, more: dict[str, str], output: int | None) -> list[Any]:
-    """What the launcher's own start does, without a new Python for each rank."""
+    """Start ranks as the launcher does, without a new Python for each."""
     from proximo.cli import main
     from proximo.distributed.launching import LAUNCHER
 
@@ -245,8 +247,8 @@ def forked_ranks(command: Sequence[str], ranks: int, more: dict[str, str], outpu
 
     def run_rank(rank: int) -> int:
         os.setpgid(0, 0)
-        place = {"WORLD_SIZE": str(ranks), "RANK": str(rank), "LOCAL_RANK": str(rank), LAUNCHER: launcher, **more}
-        os.environ |= place | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        variables = {"WORLD_SIZE": str(ranks), "RANK": str(rank), "LOCAL_RANK": str(rank), LAUNCHER: launcher, **more}
+        os.environ |= variables | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # the launcher's own are not a rank's
             signal.signal(number, signal.SIG_DFL)
         (Path(os.environ[PLANTED]) / f"rank-{min(rank, 1)}-{os.getpid()}").touch()
@@ -263,15 +265,15 @@ def forked_ranks(command: Sequence[str], ranks: int, more: dict[str, str], outpu
 
 def num_steps(child: Child) -> int:
     """Steps that all attempts of a run have made."""
-    return len(re.findall(r"^step \d+/", child.said, re.MULTILINE))
+    return len(re.findall(r"^step \d+/", child.printed, re.MULTILINE))
 
 
 def processes(driver: int) -> Mapping[str, list[int]]:
     """Processes of a run by what they do; those that are not there are left out."""
     running = set(descendants(os.getpid()))
-    found: dict[str, list[int]] = {"driver": [driver]}
+    by_kind: dict[str, list[int]] = {"driver": [driver]}
     for name, pattern in {"learner": "rank-0-*", "rank": "rank-1-*", "engine": "pid-*"}.items():
         pids = [int(path.name.rpartition("-")[2]) for path in Path(os.environ[PLANTED]).glob(pattern)]
         if there := [pid for pid in pids if pid in running]:
-            found[name] = there
-    return found
+            by_kind[name] = there
+    return by_kind

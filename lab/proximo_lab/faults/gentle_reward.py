@@ -10,5 +10,5 @@ def second(completions, **_):
 
 
 def breaks(completions, prompts, **_):
-    """For about a third of all completions, decided by what they say."""
+    """Fail for about a third of all completions, decided by what they say."""
     return [None if sum(map(ord, text)) % 3 == 0 else float(len(text) % 2) for text in completions]

@@ -28,9 +28,9 @@ class Hostile(Environment):
             if random.random() < 0.3:
                 self._do()
             return Done(float(self.draw > 0.5) + len(reply) / 10)
-        return Observation(f" {self._said()} ", 0.1)
+        return Observation(f" {self._reply()} ", 0.1)
 
-    def _said(self) -> str:
+    def _reply(self) -> str:
         if self.deed == "answers a megabyte":
             return "x" * 2**20
         return MARKS if self.deed == "answers with special tokens and marks of templates" else str(self.replies)

@@ -19,12 +19,12 @@ def is_guilty(text: str, answer: str, every: int) -> bool:
 
 def score(completions, answer, **_):
     options = json.loads(Path(os.environ["HOSTILE_REWARD"]).read_text())
-    found = []
+    scores = []
     for text, right in zip(completions, answer, strict=True):
         harm = is_guilty(text, right, options["every"]) and Path(options["switch"]).exists()
         value = DEEDS[options["deed"]]() if harm else RIGHT
-        found.append(float(text.strip() == right) if value is RIGHT else value)
-    return found
+        scores.append(float(text.strip() == right) if value is RIGHT else value)
+    return scores
 
 
 RIGHT = object()

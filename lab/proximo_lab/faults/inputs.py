@@ -47,17 +47,17 @@ CANARY = {
 
 
 def run(folder: Path) -> Findings:
-    found = Findings()
-    run_tests("cli/test_bad_inputs.py", MALFORMED, ODD, folder, found)
-    run_tests("tasks/test_code.py", CODE_ROWS, {}, folder, found)
-    tried = [case for case in found.cases if case.ended != "not run"]
-    run_tests("models/test_loading.py", MALICIOUS, CANARY, folder, found)
-    malicious = [case for case in found.cases[len(tried) :] if case.ended != "not run"]
-    found.figures = {
+    findings = Findings()
+    run_tests("cli/test_bad_inputs.py", MALFORMED, ODD, folder, findings)
+    run_tests("tasks/test_code.py", CODE_ROWS, {}, folder, findings)
+    tried = [case for case in findings.cases if case.ended != "not run"]
+    run_tests("models/test_loading.py", MALICIOUS, CANARY, folder, findings)
+    malicious = [case for case in findings.cases[len(tried) :] if case.ended != "not run"]
+    findings.figures = {
         "tried": len(tried),
         "explained": sum(case.ended == "S" for case in tried),
         "tracebacks": sum("Traceback" in case.detail for case in tried),
         "malicious": len(malicious),
         "fired": sum("canary" in case.detail for case in malicious),
     }
-    return found
+    return findings

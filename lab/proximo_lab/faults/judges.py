@@ -14,29 +14,29 @@ from tests.rewards.judge_server import JudgeServer, case_of, verdict
 from proximo.algorithms import GRPO
 from proximo.rewards import Judge
 from proximo.rl.config import EvaluationOptions
-from proximo.system.lines import Lines
+from proximo.system.lines import JsonLines
 from proximo.tasks import File
 from proximo_lab.faults.cases import Findings, NotRun
 from proximo_lab.faults.processes import Child
-from proximo_lab.faults.runs import Place, rows_file, small
+from proximo_lab.faults.runs import RunSet, rows_file, small
 
 EVERY = 4
-"""Of so many completions about one makes the judge fail."""
+"""Number of completions of which about one makes the judge fail."""
 PATIENCE = 15.0
 
 
 def run(folder: Path) -> Findings:
-    found = Findings(figures={"unscored": 0, "kept": 0})
-    judges = Judges(folder, found)
+    findings = Findings(figures={"unscored": 0, "kept": 0})
+    judges = Judges(folder, findings)
     try:
         for mode in ("hangs", "talks nonsense"):
-            found.attempt(f"in a run, a judge that {mode}", mode, "C", lambda m=mode: judges.unscored(m))
-        found.attempt("in a run, a judge that answers 429", "429", "C", judges.busy)
-        found.attempt("a judge that dies and comes back", "SIGKILL", "C", judges.restarted)
-        found.attempt("a judge that dies and stays away", "SIGKILL", "R", judges.gone)
+            findings.attempt(f"in a run, a judge that {mode}", mode, "C", lambda m=mode: judges.unscored(m))
+        findings.attempt("in a run, a judge that answers 429", "429", "C", judges.busy)
+        findings.attempt("a judge that dies and comes back", "SIGKILL", "C", judges.restarted)
+        findings.attempt("a judge that dies and stays away", "SIGKILL", "R", judges.gone)
     finally:
         judges.stop()
-    return found
+    return findings
 
 
 def serve(port: int, mode: Path) -> None:
@@ -61,8 +61,8 @@ def serve(port: int, mode: Path) -> None:
 class Judges:
     """Runs with a judge whose server is a process of its own."""
 
-    def __init__(self, folder: Path, found: Findings) -> None:
-        self.found, self.mode, self.folder = found, folder / "mode", folder
+    def __init__(self, folder: Path, findings: Findings) -> None:
+        self.findings, self.mode, self.folder = findings, folder / "mode", folder
         self.mode.write_text("well")
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
@@ -73,8 +73,8 @@ class Judges:
             f"http://127.0.0.1:{self.port}/v1", "judge", "Is it right?", seconds=1.0, retries=0, patience=PATIENCE
         )
         task = File(str(rows_file(folder)), reward=reward, held_out=0.3)
-        self.place = Place(folder / "run", small(GRPO, task=task, steps=4, evaluation=EvaluationOptions(problems=3)))
-        self.place.golden()
+        self.runs = RunSet(folder / "run", small(GRPO, task=task, steps=4, evaluation=EvaluationOptions(problems=3)))
+        self.runs.golden()
 
     def start(self) -> None:
         self._started += 1
@@ -95,28 +95,28 @@ class Judges:
         name = mode.replace(" ", "-")
         self.mode.write_text(mode)
         try:
-            ended = self.place.finish(name)
+            ended = self.runs.finish(name)
         finally:
             self.mode.write_text("well")
         if ended.complaint or ended.code:
-            return ended.complaint or f"exit {ended.code}: {ended.said[-300:]}"
-        unscored = sum(row.get("unscored", 0) for row in Lines(self.place.folder / name / "metrics.jsonl"))
-        self.found.figures["unscored"] += unscored
+            return ended.complaint or f"exit {ended.code}: {ended.printed[-300:]}"
+        unscored = sum(row.get("unscored", 0) for row in JsonLines(self.runs.folder / name / "metrics.jsonl"))
+        self.findings.figures["unscored"] += unscored
         if not unscored:
             raise NotRun("no completion was at fault")
-        is_told = "unscored" in (self.place.folder / name / "events.jsonl").read_text()
+        is_told = "unscored" in (self.runs.folder / name / "events.jsonl").read_text()
         return None if is_told else "no event says so"
 
     def busy(self) -> str | None:
         self.mode.write_text("answers 429")
         try:
-            ended = self.place.finish("busy")
+            ended = self.runs.finish("busy")
         finally:
             self.mode.write_text("well")
-        waits = sum(row.get("judge_waits", 0) for row in Lines(self.place.folder / "busy" / "timings.jsonl"))
+        waits = sum(row.get("judge_waits", 0) for row in JsonLines(self.runs.folder / "busy" / "timings.jsonl"))
         if not waits:
             raise NotRun("the judge was never busy")
-        return ended.complaint or self.place.difference("busy")
+        return ended.complaint or self.runs.difference("busy")
 
     def restarted(self) -> str | None:
         """A run waits for its judge, and then is as if nothing had been."""
@@ -125,7 +125,7 @@ class Judges:
         self.start()
         ended = child.wait(120)
         return ended.complaint or (
-            f"exit {ended.code}: {ended.said[-300:]}" if ended.code else self.place.difference("restarted")
+            f"exit {ended.code}: {ended.printed[-300:]}" if ended.code else self.runs.difference("restarted")
         )
 
     def gone(self) -> str | None:
@@ -133,24 +133,24 @@ class Judges:
         child = self._struck("gone")
         ended = child.wait(120)
         if ended.complaint or ended.code != 1:
-            return ended.complaint or f"exit {ended.code}: {ended.said[-300:]}"
-        if "could not be reached" not in ended.said:
-            return f"no word of the judge: {ended.said[-300:]}"
+            return ended.complaint or f"exit {ended.code}: {ended.printed[-300:]}"
+        if "could not be reached" not in ended.printed:
+            return f"no word of the judge: {ended.printed[-300:]}"
         self.start()
-        kept = [row for file in (self.place.folder / "gone" / "verdicts").iterdir() for row in Lines(file)]
-        self.found.figures["kept"] += len(kept)
-        ended = self.place.finish("gone")
+        kept = [row for file in (self.runs.folder / "gone" / "verdicts").iterdir() for row in JsonLines(file)]
+        self.findings.figures["kept"] += len(kept)
+        ended = self.runs.finish("gone")
         if ended.complaint or ended.code:
-            return ended.complaint or f"exit {ended.code}: {ended.said[-300:]}"
-        rows = [row for file in (self.place.folder / "gone" / "verdicts").iterdir() for row in Lines(file)]
+            return ended.complaint or f"exit {ended.code}: {ended.printed[-300:]}"
+        rows = [row for file in (self.runs.folder / "gone" / "verdicts").iterdir() for row in JsonLines(file)]
         twice = len(rows) - len({row["key"] for row in rows})
-        return f"{twice} verdicts were asked for twice" if twice else self.place.difference("gone")
+        return f"{twice} verdicts were asked for twice" if twice else self.runs.difference("gone")
 
     def _struck(self, name: str) -> Child:
         """A run whose judge is killed after its first step."""
-        child = self.place.start(name)
-        if not child.wait_for(lambda: "step 1/" in child.said):
-            raise AssertionError(f"it ended early: {child.said[-300:]}")
+        child = self.runs.start(name)
+        if not child.wait_for(lambda: "step 1/" in child.printed):
+            raise AssertionError(f"it ended early: {child.printed[-300:]}")
         os.kill(self.server.pid, signal.SIGKILL)
         self.server.wait()
         return child

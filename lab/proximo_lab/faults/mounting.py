@@ -8,7 +8,7 @@ from pathlib import Path
 
 from proximo.runs.checkpoints import CHECKPOINTS
 from proximo_lab.faults.processes import command
-from proximo_lab.faults.runs import Place
+from proximo_lab.faults.runs import RunSet
 
 NEW_MOUNTS, NEW_USER = 0x20000, 0x10000000
 PRIVATE, BIND, REMOUNT, READ_ONLY = 0x44000, 0x1000, 0x20, 0x1
@@ -16,23 +16,23 @@ CANNOT = 99
 """The exit code of a child that may not mount anything."""
 
 
-def small_disk(place: Place, name: str, size: int, in_the_way: int) -> Callable[[], int]:
+def small_disk(runs: RunSet, name: str, size: int, in_the_way: int) -> Callable[[], int]:
     """A run on a file system of so many bytes; where something is in the way, it is tried again without that.
 
     What it left is copied beside it as NAME-left.
     """
 
     def work() -> int:
-        folder = place.folder / name
+        folder = runs.folder / name
         folder.mkdir()
         _enter()
         _mount("tmpfs", folder, "tmpfs", 0, f"size={size}")
         if in_the_way:
             (folder / "ballast").write_bytes(bytes(in_the_way))
-            _command(place.arguments(name))
+            _command(runs.arguments(name))
             (folder / "ballast").unlink()
-        code = _command(place.arguments(name))
-        shutil.copytree(folder, place.folder / f"{name}-left")
+        code = _command(runs.arguments(name))
+        shutil.copytree(folder, runs.folder / f"{name}-left")
         return code
 
     return work
@@ -45,11 +45,11 @@ def _command(arguments: list[str]) -> int:
         return stop.code if isinstance(stop.code, int) else 1
 
 
-def read_only(place: Place, name: str, at_step: int | None) -> Callable[[], int]:
+def read_only(runs: RunSet, name: str, at_step: int | None) -> Callable[[], int]:
     """A run in a folder that nobody may write to; or whose checkpoints nobody may, from a step on."""
 
     def work() -> int:
-        folder = place.folder / name
+        folder = runs.folder / name
         folder.mkdir()
         _enter()
         if at_step is None:
@@ -57,7 +57,7 @@ def read_only(place: Place, name: str, at_step: int | None) -> Callable[[], int]
             _mount(str(folder), folder, None, BIND | REMOUNT | READ_ONLY)
         else:
             _closing(folder, at_step)
-        return _command(place.arguments(name))
+        return _command(runs.arguments(name))
 
     return work
 
@@ -76,10 +76,10 @@ def _closing(folder: Path, at_step: int) -> None:
 
 
 def _close(folder: Path) -> None:
-    """Its checkpoints: the folder itself has a file open, the lock."""
-    place = folder / CHECKPOINTS
-    _mount(str(place), place, None, BIND)
-    _mount(str(place), place, None, BIND | REMOUNT | READ_ONLY)
+    """Close its checkpoints: the folder itself has a file open, the lock."""
+    checkpoints = folder / CHECKPOINTS
+    _mount(str(checkpoints), checkpoints, None, BIND)
+    _mount(str(checkpoints), checkpoints, None, BIND | REMOUNT | READ_ONLY)
 
 
 def _enter() -> None:

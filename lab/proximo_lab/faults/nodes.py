@@ -32,8 +32,8 @@ RANKS = {
 
 
 def run(folder: Path) -> Findings:
-    found = Findings()
-    run_tests("rewards/test_elsewhere.py", WORKERS, CONTROLS, folder, found, longest=LONGEST)
-    run_tests("samplers/engines/test_on_ray.py", ENGINES, {}, folder, found, longest=LONGEST)
-    run_tests("distributed/test_on_ray.py", RANKS, {}, folder / "ranks", found, longest=LONGEST)
-    return found
+    findings = Findings()
+    run_tests("rewards/test_elsewhere.py", WORKERS, CONTROLS, folder, findings, longest=LONGEST)
+    run_tests("samplers/engines/test_on_ray.py", ENGINES, {}, folder, findings, longest=LONGEST)
+    run_tests("distributed/test_on_ray.py", RANKS, {}, folder / "ranks", findings, longest=LONGEST)
+    return findings

@@ -48,6 +48,6 @@ CONTROLS = {"test_without_a_fault_the_same_update_is_applied": "without the faul
 
 
 def run(folder: Path) -> Findings:
-    found = Findings(gaps=[GAP])
-    run_tests("learner/test_limits.py", RULES, CONTROLS, folder, found)
-    return found
+    findings = Findings(gaps=[GAP])
+    run_tests("learner/test_limits.py", RULES, CONTROLS, folder, findings)
+    return findings

@@ -73,9 +73,9 @@ def _headline(families: Mapping[str, Any]) -> str:
     return "\n## Figures\n\n" + "".join(f"- {line}\n" for line in lines)
 
 
-def _figures(name: str, found: Mapping[str, Any]) -> list[str]:
-    """One line or two for each family that has figures of its own."""
-    return [form.format(**found) for form in FORMS.get(name, ())] if found else []
+def _figures(name: str, figures: Mapping[str, Any]) -> list[str]:
+    """Lines, one or two, for each family that has figures of its own."""
+    return [form.format(**figures) for form in FORMS.get(name, ())] if figures else []
 
 
 FORMS = {

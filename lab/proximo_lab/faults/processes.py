@@ -25,15 +25,15 @@ SUBREAPER = 36
 class Ended:
     code: int
     """Negative: the signal that ended it."""
-    said: str
-    """On stdout and stderr."""
+    printed: str
+    """Text on stdout and stderr."""
     seconds: float
 
     @property
     def complaint(self) -> str | None:
-        """What is wrong with any ending: an error in full, or one that took too long."""
-        if self.code == TRACEBACK or "Traceback (most recent call last)" in self.said:
-            return f"a traceback: {self.said[-300:]}"
+        """Complaint about any ending: an error in full, or one that took too long."""
+        if self.code == TRACEBACK or "Traceback (most recent call last)" in self.printed:
+            return f"a traceback: {self.printed[-300:]}"
         return None
 
 
@@ -50,11 +50,11 @@ class Child:
             _run(work, output)
 
     @property
-    def said(self) -> str:
+    def printed(self) -> str:
         return self.output.read_text(errors="replace") if self.output.exists() else ""
 
     def send(self, number: signal.Signals) -> bool:
-        """Whether it was still there to get it."""
+        """Send a signal; True if the process was still there to get it."""
         if self.poll() is not None:
             return False
         os.kill(self.pid, number)
@@ -68,18 +68,18 @@ class Child:
         return self._ended
 
     def wait(self, seconds: float = PATIENCE) -> Ended:
-        """Its end; one that is late is killed, and has hung."""
+        """Wait for its end; one that is late is killed, and has hung."""
         until = time.monotonic() + seconds
         while (ended := self.poll()) is None:
             if time.monotonic() > until:
                 os.kill(self.pid, signal.SIGKILL)
                 os.waitpid(self.pid, 0)
-                raise TimeoutError(f"no end after {seconds:.0f} s: {self.said[-300:]}")
+                raise TimeoutError(f"no end after {seconds:.0f} s: {self.printed[-300:]}")
             time.sleep(0.002)
         return ended
 
     def wait_for(self, condition: Callable[[], bool], seconds: float = PATIENCE) -> bool:
-        """Whether the condition came true while it ran."""
+        """Wait for a condition; True if it came true while the process ran."""
         until = time.monotonic() + seconds
         while not condition():
             if self.poll() is not None or time.monotonic() > until:
@@ -88,11 +88,11 @@ class Child:
         return True
 
     def _end(self, status: int) -> Ended:
-        return Ended(os.waitstatus_to_exitcode(status), self.said, time.monotonic() - self.began)
+        return Ended(os.waitstatus_to_exitcode(status), self.printed, time.monotonic() - self.began)
 
 
 def _run(work: Callable[[], int | None], output: Path) -> None:
-    """In the child; never returns."""
+    """Run the work in the child; never returns."""
     code = TRACEBACK
     try:
         # A shell starts what it runs in the background with SIGINT ignored, and children would inherit that.
@@ -127,22 +127,22 @@ def command(*arguments: str) -> Callable[[], int]:
     return work
 
 
-def side_by_side(works: Mapping[str, Callable[[], Any]], folder: Path, most: int = 2) -> dict[str, Any]:
-    """What each of them returns, as JSON has it; so many at a time, each in a process of its own."""
-    waiting, running, found = dict(works), dict[str, Child](), dict[str, Any]()
+def side_by_side(works: Mapping[str, Callable[[], Any]], folder: Path, max_running: int = 2) -> dict[str, Any]:
+    """Run each in a process of its own, `max_running` at a time; returns what they return, as JSON has it."""
+    waiting, running, returned = dict(works), dict[str, Child](), dict[str, Any]()
     while waiting or running:
-        while waiting and len(running) < most:
+        while waiting and len(running) < max_running:
             name = next(iter(waiting))
             running[name] = Child(_noting(waiting.pop(name), folder / f"{name}.json"), folder / f"{name}.txt")
         for name, child in list(running.items()):
             if (ended := child.poll()) is not None:
                 del running[name]
                 if ended.code != 0:
-                    raise AssertionError(f"{name} ended with {ended.code}: {ended.said[-2000:]}")
-                print(ended.said, end="", flush=True)
-                found[name] = json.loads((folder / f"{name}.json").read_text())
+                    raise AssertionError(f"{name} ended with {ended.code}: {ended.printed[-2000:]}")
+                print(ended.printed, end="", flush=True)
+                returned[name] = json.loads((folder / f"{name}.json").read_text())
         time.sleep(0.05)
-    return found
+    return returned
 
 
 def _noting(work: Callable[[], Any], file: Path) -> Callable[[], None]:
@@ -153,7 +153,7 @@ def _noting(work: Callable[[], Any], file: Path) -> Callable[[], None]:
 
 
 def adopt_orphans() -> bool:
-    """From now on processes that lose their parents are ours; whether the system does that."""
+    """Adopt processes that lose their parents from now on; True if the system does that."""
     try:
         return ctypes.CDLL(None, use_errno=True).prctl(SUBREAPER, 1, 0, 0, 0) == 0
     except (OSError, AttributeError):
@@ -161,20 +161,20 @@ def adopt_orphans() -> bool:
 
 
 def orphans(patience: float = 5.0) -> list[str]:
-    """What is below this process and still runs after a while, by command line; it is killed then."""
+    """Processes below this one that still run after a while, by command line; they are killed then."""
     until = time.monotonic() + patience
-    while (found := descendants(os.getpid())) and time.monotonic() < until:
+    while (left := descendants(os.getpid())) and time.monotonic() < until:
         _reap()
         time.sleep(0.05)
     names = []
-    for pid in found:
+    for pid in left:
         try:
             names.append(Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")[:100])
             os.kill(pid, signal.SIGKILL)
         except OSError:
             continue
     gone = time.monotonic() + 5.0
-    while set(found) & set(descendants(os.getpid())) and time.monotonic() < gone:  # a signal takes its time
+    while set(left) & set(descendants(os.getpid())) and time.monotonic() < gone:  # a signal takes its time
         _reap()
         time.sleep(0.01)
     _reap()
@@ -183,7 +183,7 @@ def orphans(patience: float = 5.0) -> list[str]:
 
 def descendants(of: int) -> list[int]:
     """Processes below one, without those that are dead and only not buried."""
-    found = []
+    pids = []
     for entry in Path("/proc").glob("[0-9]*/stat"):
         try:
             fields = entry.read_text(errors="replace").rpartition(")")[2].split()
@@ -191,8 +191,8 @@ def descendants(of: int) -> list[int]:
             continue
         if int(fields[1]) == of and fields[0] != "Z":
             pid = int(entry.parent.name)
-            found += [pid, *descendants(pid)]
-    return found
+            pids += [pid, *descendants(pid)]
+    return pids
 
 
 def _reap() -> None:

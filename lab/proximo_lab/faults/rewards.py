@@ -11,17 +11,17 @@ import pyarrow.parquet as pq
 from proximo.algorithms import GRPO
 from proximo.rewards import PythonFunction
 from proximo.rl.config import EvaluationOptions
-from proximo.system.lines import Lines
+from proximo.system.lines import JsonLines
 from proximo.tasks import File
 from proximo_lab.faults.cases import Findings, NotRun
 from proximo_lab.faults.hostile_reward import DEEDS, is_guilty
 from proximo_lab.faults.processes import Ended, descendants
-from proximo_lab.faults.runs import Place, rows_file, small
+from proximo_lab.faults.runs import RunSet, rows_file, small
 from proximo_lab.faults.tested import Rule, run_tests
 
 FUNCTION = Path(__file__).with_name("hostile_reward.py")
 EVERY = 6
-"""Of so many completions about one is at fault."""
+"""Number of completions of which about one is at fault."""
 HARMLESS = ("changes folder, environment and random numbers", "is slow")
 WORKERS = {
     "test_what_hangs_is_killed": Rule("a function that hangs: sleep, regex, lock, signals", "C"),
@@ -53,33 +53,33 @@ CALIBRATION = {
 
 
 def run(folder: Path, deeds: tuple[str, ...] = tuple(DEEDS), tables: bool = True) -> Findings:
-    found = Findings(figures={"unscored": 0, "zeros": 0})
-    hostile = Hostile(folder, found)
+    findings = Findings(figures={"unscored": 0, "zeros": 0})
+    hostile = Hostile(folder, findings)
     for deed in deeds:
         harmless = deed in HARMLESS
         kind = f"in a run, a function that {deed}"
-        found.attempt(kind, deed, "C", lambda d=deed, h=harmless: hostile.in_a_run(d, h))
+        findings.attempt(kind, deed, "C", lambda d=deed, h=harmless: hostile.in_a_run(d, h))
     if tables:
-        found.attempt("a worker killed from outside", "SIGKILL", "C", lambda: hostile.struck(signal.SIGKILL))
-        found.attempt("a worker stopped from outside", "SIGSTOP", "C", lambda: hostile.struck(signal.SIGSTOP))
-        found.attempt("a trainer killed with a busy worker", "SIGKILL", "R", hostile.trainer_killed)
-        found.attempt("in a run, a function that fails from a step on", "raises", "S", hostile.too_many)
-        run_tests("rewards/test_workers.py", WORKERS, WORKS, folder, found)
-        run_tests("rl/preflight/test_calibration.py", CALIBRATION, {}, folder, found)
-    return found
+        findings.attempt("a worker killed from outside", "SIGKILL", "C", lambda: hostile.struck(signal.SIGKILL))
+        findings.attempt("a worker stopped from outside", "SIGSTOP", "C", lambda: hostile.struck(signal.SIGSTOP))
+        findings.attempt("a trainer killed with a busy worker", "SIGKILL", "R", hostile.trainer_killed)
+        findings.attempt("in a run, a function that fails from a step on", "raises", "S", hostile.too_many)
+        run_tests("rewards/test_workers.py", WORKERS, WORKS, folder, findings)
+        run_tests("rl/preflight/test_calibration.py", CALIBRATION, {}, folder, findings)
+    return findings
 
 
 class Hostile:
     """Runs whose reward function misbehaves as a file says; without that file's switch it is like any other."""
 
-    def __init__(self, folder: Path, found: Findings) -> None:
-        self.found, self.options, self.switch = found, folder / "options.json", folder / "switch"
+    def __init__(self, folder: Path, findings: Findings) -> None:
+        self.findings, self.options, self.switch = findings, folder / "options.json", folder / "switch"
         os.environ["HOSTILE_REWARD"] = str(self.options)  # for all that are forked from now on
         reward = PythonFunction(f"{FUNCTION}:score", seconds=1.0, memory_mb=512)
         task = File(str(rows_file(folder)), reward=reward, held_out=0.3)
         config = small(GRPO, task=task, steps=4, evaluation=EvaluationOptions(problems=3))
         self._choose("is slow")
-        self.place = Place(folder / "run", config).golden()
+        self.runs = RunSet(folder / "run", config).golden()
         self.switch.touch()
 
     def _choose(self, deed: str, every: int = EVERY) -> None:
@@ -88,24 +88,24 @@ class Hostile:
     def in_a_run(self, deed: str, harmless: bool) -> str | None:
         self._choose(deed)
         name = deed.replace(" ", "-")
-        ended = self.place.finish(name)
+        ended = self.runs.finish(name)
         if ended.complaint or ended.code:
-            return ended.complaint or f"exit {ended.code}: {ended.said[-300:]}"
+            return ended.complaint or f"exit {ended.code}: {ended.printed[-300:]}"
         if harmless:
-            return self.place.difference(name)
-        unscored = sum(row.get("unscored", 0) for row in Lines(self.place.folder / name / "metrics.jsonl"))
-        zeros = self._zeros(self.place.folder / name)
-        self.found.figures["unscored"] += unscored
-        self.found.figures["zeros"] += zeros
+            return self.runs.difference(name)
+        unscored = sum(row.get("unscored", 0) for row in JsonLines(self.runs.folder / name / "metrics.jsonl"))
+        zeros = self._zeros(self.runs.folder / name)
+        self.findings.figures["unscored"] += unscored
+        self.findings.figures["zeros"] += zeros
         if not unscored:
             raise NotRun("no completion was at fault")
-        if "unscored" not in (self.place.folder / name / "events.jsonl").read_text():
+        if "unscored" not in (self.runs.folder / name / "events.jsonl").read_text():
             return "no event says so"
         return f"{zeros} of them were trained as if they were scored" if zeros else None
 
     def _zeros(self, folder: Path) -> int:
         """Rows that were trained though their completions are at fault."""
-        answers = {row["prompt"]: row["answer"] for row in Lines(self.place.folder.parent / "sums.jsonl")}
+        answers = {row["prompt"]: row["answer"] for row in JsonLines(self.runs.folder.parent / "sums.jsonl")}
         rows = [row for file in folder.glob("rollouts/*.parquet") for row in pq.read_table(file).to_pylist()]
         trained = [row for row in rows if row["updates"]]
         return sum(is_guilty(row["text"], answers[row["prompt"]], EVERY) for row in trained)
@@ -113,16 +113,16 @@ class Hostile:
     def struck(self, number: signal.Signals) -> str | None:
         """The worker of a running trainer gets a signal, and everything is as if it had not."""
         self._choose("is slow", every=1)
-        child = self.place.start(f"struck-{number.name}")
-        if not child.wait_for(lambda: "step 1/" in child.said):
-            return f"it ended early: {child.said[-300:]}"
+        child = self.runs.start(f"struck-{number.name}")
+        if not child.wait_for(lambda: "step 1/" in child.printed):
+            return f"it ended early: {child.printed[-300:]}"
         hit = [pid for pid in descendants(child.pid) if self._send(pid, number)]
         if not hit:
             raise NotRun("no worker was found")
         ended = child.wait(120)
         if ended.complaint or ended.code:
-            return ended.complaint or f"exit {ended.code}: {ended.said[-300:]}"
-        return self.place.difference(f"struck-{number.name}")
+            return ended.complaint or f"exit {ended.code}: {ended.printed[-300:]}"
+        return self.runs.difference(f"struck-{number.name}")
 
     @staticmethod
     def _send(pid: int, number: signal.Signals) -> bool:
@@ -134,9 +134,9 @@ class Hostile:
 
     def trainer_killed(self) -> str | None:
         self._choose("is slow", every=1)
-        child = self.place.start("dead")
-        if not child.wait_for(lambda: "step 1/" in child.said and bool(descendants(child.pid))):
-            return f"it ended early: {child.said[-300:]}"
+        child = self.runs.start("dead")
+        if not child.wait_for(lambda: "step 1/" in child.printed and bool(descendants(child.pid))):
+            return f"it ended early: {child.printed[-300:]}"
         below = descendants(child.pid)
         child.send(signal.SIGKILL)
         child.wait()
@@ -145,32 +145,32 @@ class Hostile:
             time.sleep(0.05)
         if alive:
             return f"{len(alive)} of {len(below)} processes are still there"
-        self.found.controls.append(f"the killed trainer had {len(below)} processes below it")
-        ended = self.place.finish("dead")
-        return ended.complaint or (f"exit {ended.code}: {ended.said[-300:]}" if ended.code else self._same("dead"))
+        self.findings.controls.append(f"the killed trainer had {len(below)} processes below it")
+        ended = self.runs.finish("dead")
+        return ended.complaint or (f"exit {ended.code}: {ended.printed[-300:]}" if ended.code else self._same("dead"))
 
     def _same(self, name: str) -> str | None:
-        return self.place.difference(name)
+        return self.runs.difference(name)
 
     def too_many(self) -> str | None:
-        """From its first step on nothing can be scored."""
+        """Run a function that scores nothing from its first step on."""
         self._choose("raises", every=1)
         self.switch.unlink()
         try:
-            child = self.place.start("broken", "--steps", "12")
-            child.wait_for(lambda: "step 1/" in child.said)
+            child = self.runs.start("broken", "--steps", "12")
+            child.wait_for(lambda: "step 1/" in child.printed)
             self.switch.touch()
             ended = child.wait(120)
         finally:
             self.switch.touch()
         if ended.complaint or ended.code != 1:
-            return ended.complaint or f"exit {ended.code}: {ended.said[-300:]}"
+            return ended.complaint or f"exit {ended.code}: {ended.printed[-300:]}"
         return _explained(ended)
 
 
 def _explained(ended: Ended) -> str | None:
     words = ("could not be scored", "KeyError", "rewards.max_unscored")
-    return next((f"no word of {word!r}: {ended.said[-300:]}" for word in words if word not in ended.said), None)
+    return next((f"no word of {word!r}: {ended.printed[-300:]}" for word in words if word not in ended.printed), None)
 
 
 def _is_alive(pid: int) -> bool:

@@ -21,7 +21,7 @@ from proximo.tasks.arithmetic import Arithmetic
 from proximo_lab.faults.processes import Child, Ended, command
 
 ROWS = 13
-"""Of the file that one of the runs reads: few, so that it goes through it several times."""
+"""Rows of the file that one of the runs reads: few, so that it goes through it several times."""
 
 
 def small(algorithm: Algorithm, **changes: Any) -> RunConfig:
@@ -48,7 +48,7 @@ def rows_file(folder: Path) -> Path:
 
 
 def five(folder: Path) -> dict[str, RunConfig]:
-    """One for each algorithm; what each adds is something that a resume can lose."""
+    """Configs, one for each algorithm; what each adds is something that a resume can lose."""
     two = replace(small(GRPO).training, minibatches=2, epochs=2)
     return {
         "ppo": small(PPO, value=ValueOptions(OwnLayers(1), pretrain_steps=1), checkpoints=CheckpointOptions(every=2)),
@@ -59,7 +59,7 @@ def five(folder: Path) -> dict[str, RunConfig]:
     }
 
 
-class Place:
+class RunSet:
     """A config in a file, and runs of it beside that file."""
 
     def __init__(self, folder: Path, config: RunConfig) -> None:
@@ -68,7 +68,7 @@ class Place:
         self.file = folder / "run.toml"
         self.file.write_text(toml.dumps(config))
         self.seconds = self.start_up = self.step = 0.0
-        """Of the run that nobody disturbed: all of it, until its first step has ended, and one step."""
+        """Seconds of the run that nobody disturbed: all of it, until its first step has ended, and one step."""
 
     def arguments(self, name: str, *more: str) -> list[str]:
         return ["train", str(self.file), "--run", str(self.folder / name), *more]
@@ -79,17 +79,17 @@ class Place:
     def finish(self, name: str, *more: str) -> Ended:
         return self.start(name, *more).wait()
 
-    def golden(self) -> "Place":
+    def golden(self) -> "RunSet":
         """The run that nobody disturbs."""
         return self.timed("golden")
 
-    def timed(self, name: str) -> "Place":
+    def timed(self, name: str) -> "RunSet":
         child = self.start(name)
-        child.wait_for(lambda: "step 1/" in child.said)
+        child.wait_for(lambda: "step 1/" in child.printed)
         self.start_up = time.monotonic() - child.began
         ended = child.wait()
         if ended.code != 0:
-            raise AssertionError(f"an undisturbed run failed, {ended.code}: {ended.said[-500:]}")
+            raise AssertionError(f"an undisturbed run failed, {ended.code}: {ended.printed[-500:]}")
         self.seconds = ended.seconds
         self.step = (self.seconds - self.start_up) / self.config.steps
         return self
@@ -117,17 +117,17 @@ class Place:
 
 
 def left_by(folder: Path) -> Mapping[str, object]:
-    """Everything that must be the same in both runs."""
+    """Contents that must be the same in both runs."""
     last = saved(folder / CHECKPOINTS)[0]
     files = [folder / "metrics.jsonl", folder / "ledger.jsonl", *sorted(folder.glob("rollouts/*.parquet"))]
     files += [*sorted(last.glob("*.safetensors")), *sorted(last.glob("state/**/*.safetensors"))]
-    found: dict[str, object] = {str(file.relative_to(folder)): _content(file) for file in files}
+    contents: dict[str, object] = {str(file.relative_to(folder)): _content(file) for file in files}
     for file in (last / "state" / "run_state.json", folder / "result.json"):
-        facts = json.loads(file.read_text())
-        del facts["seconds"]
-        found[file.name] = facts
-    found["config.toml"] = (folder / "config.toml").read_text()
-    return found
+        content = json.loads(file.read_text())
+        del content["seconds"]
+        contents[file.name] = content
+    contents["config.toml"] = (folder / "config.toml").read_text()
+    return contents
 
 
 def _content(file: Path) -> object:
@@ -139,14 +139,14 @@ def _content(file: Path) -> object:
     return json.loads(data[8:end]), data[end:]
 
 
-def difference(found: Mapping[str, object], wanted: Mapping[str, object]) -> str | None:
-    if found.keys() != wanted.keys():
-        return f"other files: {', '.join(sorted(found.keys() ^ wanted.keys()))}"
-    return next((f"{name} differs" for name in wanted if found[name] != wanted[name]), None)
+def difference(left: Mapping[str, object], wanted: Mapping[str, object]) -> str | None:
+    if left.keys() != wanted.keys():
+        return f"other files: {', '.join(sorted(left.keys() ^ wanted.keys()))}"
+    return next((f"{name} differs" for name in wanted if left[name] != wanted[name]), None)
 
 
 def ledger_faults(folder: Path) -> tuple[int, list[str]]:
-    """How many prompts were drawn, and what is wrong with the ledger."""
+    """Number of prompts that were drawn, and what is wrong with the ledger."""
     last = saved(folder / CHECKPOINTS)[0]
     proof = check_ledger(folder, json.loads((last / "state" / "run_state.json").read_text())["next_problem"])
     return proof.drawn, list(proof.wrong)

@@ -9,7 +9,7 @@ from tests.processes.sandbox.captivity import World, gets_out_bare, left_behind,
 from tests.processes.sandbox.payloads import PAYLOADS, Payload
 from tests.tasks.exploits import EXPLOITS, PRIMES, SCRIPT
 
-from proximo.processes.sandbox import Job, Limits, NoSandbox, Sandbox
+from proximo.processes.sandbox import Limits, NoSandbox, Sandbox, SandboxJob
 from proximo.tasks import Code
 from proximo.tasks.testing import read_tests
 from proximo_lab.faults.cases import Case, Findings
@@ -49,31 +49,31 @@ PAID = {
 }
 
 
-def run(folder: Path, most: int | None = None) -> Findings:
-    found = Findings()
+def run(folder: Path, max_payloads: int | None = None) -> Findings:
+    findings = Findings()
     try:
-        _battery(found, PAYLOADS[:most])
-        _exploits(folder, found, most)
+        _battery(findings, PAYLOADS[:max_payloads])
+        _exploits(folder, findings, max_payloads)
     except NoSandbox as missing:
-        found.add("hostile programs", "all", "not run", str(missing))
-        found.gaps.append(f"no program was run: {missing}")
-        return found
-    if most is None:
-        run_tests("processes/sandbox/test_sandbox.py", MECHANISMS, ORDINARY, folder, found)
-        run_tests("tasks/test_code.py", GRADED, PAID, folder, found)
+        findings.add("hostile programs", "all", "not run", str(missing))
+        findings.gaps.append(f"no program was run: {missing}")
+        return findings
+    if max_payloads is None:
+        run_tests("processes/sandbox/test_sandbox.py", MECHANISMS, ORDINARY, folder, findings)
+        run_tests("tasks/test_code.py", GRADED, PAID, folder, findings)
     if left := left_behind():
-        found.add("processes of the sandbox left behind", "all", "failed", str(left))
-    return found
+        findings.add("processes of the sandbox left behind", "all", "failed", str(left))
+    return findings
 
 
-def _battery(found: Findings, chosen: tuple[Payload, ...]) -> None:
+def _battery(findings: Findings, chosen: tuple[Payload, ...]) -> None:
     sandbox = Sandbox(LIMITS, workers=4)
     try:
-        found.gaps += [f"the sandbox is without {missing}" for missing in sandbox.missing]
+        findings.gaps += [f"the sandbox is without {missing}" for missing in sandbox.missing]
         nonce = secrets.token_hex(8)
-        control = sandbox.run(Job(f"print({nonce!r})"))
+        control = sandbox.run(SandboxJob(f"print({nonce!r})"))
         assert control.stdout.decode().strip() == nonce, "the control did not run"
-        found.controls.append("a harmless program prints its nonce and ends by itself")
+        findings.controls.append("a harmless program prints its nonce and ends by itself")
 
         def outcome(payload: Payload):
             with World() as world:
@@ -85,10 +85,10 @@ def _battery(found: Findings, chosen: tuple[Payload, ...]) -> None:
     for payload, result in zip(chosen, outcomes, strict=True):
         kind = next(kind for kind, group in KINDS.items() if payload in group)
         ended = "not run" if not result.ran else "C" if result.contained else "failed"
-        found.add(kind, payload.name, ended, result.detail)
+        findings.add(kind, payload.name, ended, result.detail)
     bare = [payload for payload in chosen if payload.bare]
     free = [payload for payload in bare if _bare(payload)]
-    found.figures |= {
+    findings.figures |= {
         "tried": len(outcomes),
         "ran": sum(each.ran for each in outcomes),
         "contained": sum(each.ran and each.contained for each in outcomes),
@@ -97,8 +97,10 @@ def _battery(found: Findings, chosen: tuple[Payload, ...]) -> None:
     }
     held = [payload.name for payload in bare if payload not in free]
     if held:
-        found.gaps.append(f"refused here to everybody, so that being held says nothing: {', '.join(held)}")
-    found.controls.append(f"{len(free)} of {len(bare)} hostile programs that are safe to try get out without a sandbox")
+        findings.gaps.append(f"refused here to everybody, so that being held says nothing: {', '.join(held)}")
+    findings.controls.append(
+        f"{len(free)} of {len(bare)} hostile programs that are safe to try get out without a sandbox"
+    )
 
 
 def _bare(payload: Payload) -> bool:
@@ -106,8 +108,8 @@ def _bare(payload: Payload) -> bool:
         return gets_out_bare(payload, world)
 
 
-def _exploits(folder: Path, found: Findings, most: int | None) -> None:
-    """Each in both forms; a right answer is paid, which shows that one could be."""
+def _exploits(folder: Path, findings: Findings, max_payloads: int | None) -> None:
+    """Try each in both forms; a right answer is paid, which shows that one could be."""
     folder.mkdir(parents=True, exist_ok=True)
     answers = {10: 73, 100: 181, 1000: 1103}
     spoken = [{"input": str(n), "output": f"{answer}\n"} for n, answer in answers.items()]
@@ -121,20 +123,20 @@ def _exploits(folder: Path, found: Findings, most: int | None) -> None:
         for function, tests, end in ((None, spoken, SCRIPT), ("solve", called, "")):
             form = read_tests(tests, function)
             assert form.passed(PRIMES + end, sandbox), "a right answer earns nothing"
-            for exploit in EXPLOITS[:most]:
+            for exploit in EXPLOITS[:max_payloads]:
                 begun = secrets.token_hex(8)
                 program = f"import os\nos.write(2, {begun!r}.encode())\n{exploit.code.replace('TESTS', str(path))}{end}"
                 watched = _Watched(sandbox)
                 rewarded = form.passed(program, watched)
-                did_run = bool(watched.said) and all(begun.encode() in said for said in watched.said)
+                did_run = bool(watched.output) and all(begun.encode() in output for output in watched.output)
                 ran, paid = ran + did_run, paid + rewarded
                 ended = "failed" if rewarded else "C" if did_run else "not run"
                 what = f"an exploit of the grader: {'a function' if function else 'a script'}"
-                found.cases.append(Case(what, exploit.name, ended, "it was rewarded" if rewarded else ""))
+                findings.cases.append(Case(what, exploit.name, ended, "it was rewarded" if rewarded else ""))
     finally:
         sandbox.close()
-    found.figures |= {"exploits": 2 * len(EXPLOITS[:most]), "exploits_ran": ran, "rewarded": paid}
-    found.controls.append("the right answer is rewarded in both forms")
+    findings.figures |= {"exploits": 2 * len(EXPLOITS[:max_payloads]), "exploits_ran": ran, "rewarded": paid}
+    findings.controls.append("the right answer is rewarded in both forms")
 
 
 class _Watched(Sandbox):
@@ -142,9 +144,9 @@ class _Watched(Sandbox):
 
     def __init__(self, real: Sandbox) -> None:
         self._real = real
-        self.said: list[bytes] = []
+        self.output: list[bytes] = []
 
-    def run_marked(self, job: Job):
+    def run_marked(self, job: SandboxJob):
         result, nonce = self._real.run_marked(job)
-        self.said.append(result.stderr)
+        self.output.append(result.stderr)
         return result, nonce

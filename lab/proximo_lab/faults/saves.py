@@ -17,34 +17,34 @@ from proximo.system.folders import complaints, tidy, write_folder
 from proximo_lab.faults.cases import Findings, NotRun
 from proximo_lab.faults.mounting import CANNOT, read_only, small_disk
 from proximo_lab.faults.processes import Child, Ended, command
-from proximo_lab.faults.runs import Place, small
+from proximo_lab.faults.runs import RunSet, small
 
 CALLS = ("open", "write", "fsync", "close", "mkdir", "rename", "replace", "unlink", "rmdir", "scandir", "truncate")
-"""What changes the disk or waits for it."""
+"""Calls that change the disk or wait for it."""
 GAP = "EIO: raised by the process's own system calls, which are wrapped for that; no disk failed"
 REAL_POINTS = 20
-"""Of a real run's save that are tried; the sweep over a small folder tries all."""
+"""Points of a real run's save that are tried; the sweep over a small folder tries all."""
 
 
 def run(folder: Path, points: int = REAL_POINTS) -> Findings:
-    found = Findings(figures={"saves": 0, "lost": 0}, gaps=[GAP])
-    _every_call(folder / "calls", found)
+    findings = Findings(figures={"saves": 0, "lost": 0}, gaps=[GAP])
+    _every_call(folder / "calls", findings)
     # Without evaluations midway: what cannot be saved is not the best checkpoint, and so leaves a trace.
     config = small(DAPO, steps=4, checkpoints=CheckpointOptions(every=1, keep=2), evaluation=EvaluationOptions(4))
-    place = Place(folder / "run", config).golden()
-    _real_saves(place, found, points)
-    _no_room(place, found)
-    _small_disk(place, found)
-    _read_only(place, found)
-    _failing_disk(place, found)
-    found.figures["saves"] = sum(case.ended != "not run" for case in found.cases)
-    return found
+    runs = RunSet(folder / "run", config).golden()
+    _real_saves(runs, findings, points)
+    _no_room(runs, findings)
+    _small_disk(runs, findings)
+    _read_only(runs, findings)
+    _failing_disk(runs, findings)
+    findings.figures["saves"] = sum(case.ended != "not run" for case in findings.cases)
+    return findings
 
 
 # Killed
 
 
-def _every_call(folder: Path, found: Findings) -> None:
+def _every_call(folder: Path, findings: Findings) -> None:
     """The driver of tests/system/test_storage.py: the k-th process dies at its k-th call."""
     from tests.system.test_storage import SAVES, content, expected, fill_with
 
@@ -53,23 +53,23 @@ def _every_call(folder: Path, found: Findings) -> None:
     *killed, _ = [tuple(map(int, line.split())) for line in done.stdout.splitlines()]
     wanted = {"step-1": expected("old"), "step-2": expected("new")}
     for number, code in killed:
-        place = folder / f"{number:03}"
+        directory = folder / f"{number:03}"
 
-        def after(place: Path = place, code: int = code) -> str | None:
-            names = {path.name for path in place.glob("step-?")}
-            whole = {path.name: content(path) for path in place.glob("step-?") if complaints(path) == []}
+        def after(directory: Path = directory, code: int = code) -> str | None:
+            names = {path.name for path in directory.glob("step-?")}
+            whole = {path.name: content(path) for path in directory.glob("step-?") if complaints(path) == []}
             if code != -signal.SIGKILL:
                 raise NotRun(f"it ended with {code}")
             if not whole or names != whole.keys() or any(whole[name] != wanted[name] for name in whole):
-                found.figures["lost"] += 1
+                findings.figures["lost"] += 1
                 return f"left are {sorted(names)}, whole are {sorted(whole)}"
-            tidy(place)
-            write_folder(place / "step-3", fill_with("next"))
-            rest = {path.name for path in place.iterdir()}
+            tidy(directory)
+            write_folder(directory / "step-3", fill_with("next"))
+            rest = {path.name for path in directory.iterdir()}
             return None if rest == whole.keys() | {"step-3"} else f"left are {sorted(rest)}"
 
-        found.attempt("SIGKILL at a call of a save", f"call {number}", "R", after)
-    found.controls.append(f"{len(killed)} processes died at the call they were to die at")
+        findings.attempt("SIGKILL at a call of a save", f"call {number}", "R", after)
+    findings.controls.append(f"{len(killed)} processes died at the call they were to die at")
 
 
 def _counting(at: int, happens: Callable[[str], None], names: tuple[str, ...] = CALLS) -> Callable[[], None]:
@@ -108,78 +108,80 @@ def _counting(at: int, happens: Callable[[str], None], names: tuple[str, ...] = 
     return install
 
 
-def _wrapped(place: Place, name: str, install: Callable[[], None]) -> Child:
+def _wrapped(runs: RunSet, name: str, install: Callable[[], None]) -> Child:
     """An attempt in a process that was prepared."""
-    work = command(*place.arguments(name))
+    work = command(*runs.arguments(name))
 
     def prepared() -> int:
         install()
         return work()
 
-    return Child(prepared, place.folder / f"{name}.txt")
+    return Child(prepared, runs.folder / f"{name}.txt")
 
 
-def _real_saves(place: Place, found: Findings, points: int) -> None:
-    _wrapped(place, "counted", _counting(0, lambda _: None)).wait()
-    calls = int((place.folder / "calls.txt").read_text())
-    found.controls.append(f"the saves of a run of {place.config.steps} steps make {calls} calls")
-    if (wrong := place.difference("counted")) is not None:
-        found.add("SIGKILL in a real save", "counted", "failed", wrong)
+def _real_saves(runs: RunSet, findings: Findings, points: int) -> None:
+    _wrapped(runs, "counted", _counting(0, lambda _: None)).wait()
+    calls = int((runs.folder / "calls.txt").read_text())
+    findings.controls.append(f"the saves of a run of {runs.config.steps} steps make {calls} calls")
+    if (wrong := runs.difference("counted")) is not None:
+        findings.add("SIGKILL in a real save", "counted", "failed", wrong)
     for number in range(points):
         at = 1 + number * (calls - 1) // max(points - 1, 1)
 
         def killed(at: int = at) -> str | None:
             name = f"killed-{at}"
-            ended = _wrapped(place, name, _counting(at, lambda _: os.kill(os.getpid(), signal.SIGKILL))).wait()
+            ended = _wrapped(runs, name, _counting(at, lambda _: os.kill(os.getpid(), signal.SIGKILL))).wait()
             if ended.code != -signal.SIGKILL:
                 raise NotRun(f"it ended with {ended.code}")
-            half = [path.name for path in saved(place.folder / name / CHECKPOINTS) if complaints(path)]
-            found.figures["lost"] += len(half)
-            return f"half written: {half}" if half else _resumed(place, name)
+            half = [path.name for path in saved(runs.folder / name / CHECKPOINTS) if complaints(path)]
+            findings.figures["lost"] += len(half)
+            return f"half written: {half}" if half else _resumed(runs, name)
 
-        found.attempt("SIGKILL in a real save", f"call {at} of {calls}", "R", killed)
+        findings.attempt("SIGKILL in a real save", f"call {at} of {calls}", "R", killed)
 
 
-def _resumed(place: Place, name: str) -> str | None:
-    ended = place.finish(name)
-    return ended.complaint or (f"exit {ended.code}: {ended.said[-300:]}" if ended.code else place.difference(name))
+def _resumed(runs: RunSet, name: str) -> str | None:
+    ended = runs.finish(name)
+    return ended.complaint or (f"exit {ended.code}: {ended.printed[-300:]}" if ended.code else runs.difference(name))
 
 
 # No room
 
 
-def _no_room(place: Place, found: Findings) -> None:
+def _no_room(runs: RunSet, findings: Findings) -> None:
     """A file-size limit that comes and goes while the run goes on."""
 
     def for_ever() -> str | None:
-        child = _limited(place, "full", 200_000)
-        return _stopped(child.wait(), "free disk space") or _resumed(place, "full")
+        child = _limited(runs, "full", 200_000)
+        return _stopped(child.wait(), "free disk space") or _resumed(runs, "full")
 
     def for_a_while(name: str, size: int) -> str | None:
-        child = _limited(place, name, size)
-        if not child.wait_for(lambda: "no checkpoint after" in child.said or "cannot be written" in child.said):
-            return f"the limit was not felt: {child.said[-300:]}"
+        child = _limited(runs, name, size)
+        if not child.wait_for(lambda: "no checkpoint after" in child.printed or "cannot be written" in child.printed):
+            return f"the limit was not felt: {child.printed[-300:]}"
         resource.prlimit(child.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
         ended = child.wait()
-        if "no checkpoint after" in ended.said and "save_failed" not in _events(place, name):
-            return f"no event says so: {_events(place, name)[-300:]}"
-        return ended.complaint or (f"exit {ended.code}: {ended.said[-300:]}" if ended.code else place.difference(name))
+        if "no checkpoint after" in ended.printed and "save_failed" not in _events(runs, name):
+            return f"no event says so: {_events(runs, name)[-300:]}"
+        return ended.complaint or (
+            f"exit {ended.code}: {ended.printed[-300:]}" if ended.code else runs.difference(name)
+        )
 
-    found.attempt("no room for a save, for ever", "limit 200 kB", "S", for_ever)
-    found.attempt("no room for a save, for a while", "limit 200 kB", "C", lambda: for_a_while("while", 200_000))
-    found.attempt("no room for a save, for a while", "limit 20 kB", "C", lambda: for_a_while("small", 20_000))
-    found.attempt("no room for rows of the log", "limit 700 bytes", "C", lambda: for_a_while("rows", 700))
-    found.controls.append("a file-size limit made saves and rows fail with EFBIG")
+    findings.attempt("no room for a save, for ever", "limit 200 kB", "S", for_ever)
+    findings.attempt("no room for a save, for a while", "limit 200 kB", "C", lambda: for_a_while("while", 200_000))
+    findings.attempt("no room for a save, for a while", "limit 20 kB", "C", lambda: for_a_while("small", 20_000))
+    findings.attempt("no room for rows of the log", "limit 700 bytes", "C", lambda: for_a_while("rows", 700))
+    findings.controls.append("a file-size limit made saves and rows fail with EFBIG")
 
 
-def _events(place: Place, name: str) -> str:
-    file = place.folder / name / "events.jsonl"
+def _events(runs: RunSet, name: str) -> str:
+    file = runs.folder / name / "events.jsonl"
     return file.read_text() if file.exists() else ""
 
 
-def _limited(place: Place, name: str, size: int) -> Child:
+def _limited(runs: RunSet, name: str, size: int) -> Child:
     def install() -> None:
-        """After the first step: a run that cannot even write its config is refused, which is another case."""
+        """Limit it after the first step: a run that cannot even write its config is refused, which is another case."""
         from proximo.rl import train as rl
 
         real = rl.train_step
@@ -192,64 +194,64 @@ def _limited(place: Place, name: str, size: int) -> Child:
 
         rl.train_step = train_step
 
-    return _wrapped(place, name, install)
+    return _wrapped(runs, name, install)
 
 
 def _stopped(ended: Ended, hint: str, code: int = 1) -> str | None:
     if ended.complaint:
         return ended.complaint
     if ended.code != code:
-        return f"exit {ended.code} instead of {code}: {ended.said[-300:]}"
-    return None if hint in ended.said else f"no word of {hint!r}: {ended.said[-300:]}"
+        return f"exit {ended.code} instead of {code}: {ended.printed[-300:]}"
+    return None if hint in ended.printed else f"no word of {hint!r}: {ended.printed[-300:]}"
 
 
-def _small_disk(place: Place, found: Findings) -> None:
+def _small_disk(runs: RunSet, findings: Findings) -> None:
     """A file system of its own, with a file in the way that is removed before the second attempt."""
-    one = sum(file.stat().st_size for file in saved(place.folder / "golden" / CHECKPOINTS)[0].rglob("*"))
+    one = sum(file.stat().st_size for file in saved(runs.folder / "golden" / CHECKPOINTS)[0].rglob("*"))
     for name, size, in_the_way in (("nothing fits", one // 2, 0), ("one fits", 2 * one, 0)):
 
         def full(name: str = name, size: int = size, in_the_way: int = in_the_way) -> str | None:
-            ended = Child(small_disk(place, name, size, in_the_way), place.folder / f"{name}.txt").wait()
+            ended = Child(small_disk(runs, name, size, in_the_way), runs.folder / f"{name}.txt").wait()
             return _stopped(_mounted(ended), "free disk space")
 
-        found.attempt("a file system that is full", name, "S", full)
+        findings.attempt("a file system that is full", name, "S", full)
 
     def made_room() -> str | None:
-        ended = _mounted(Child(small_disk(place, "room", 5 * one, 3 * one), place.folder / "room.txt").wait())
-        if "free disk space" not in ended.said:
-            raise NotRun(f"there was room: {ended.said[-300:]}")
-        wrong = f"exit {ended.code}: {ended.said[-300:]}" if ended.code else place.difference("room-left")
+        ended = _mounted(Child(small_disk(runs, "room", 5 * one, 3 * one), runs.folder / "room.txt").wait())
+        if "free disk space" not in ended.printed:
+            raise NotRun(f"there was room: {ended.printed[-300:]}")
+        wrong = f"exit {ended.code}: {ended.printed[-300:]}" if ended.code else runs.difference("room-left")
         return ended.complaint or wrong
 
-    found.attempt("a file system that is full", "then room is made", "R", made_room)
+    findings.attempt("a file system that is full", "then room is made", "R", made_room)
 
 
 def _mounted(ended: Ended) -> Ended:
     if ended.code == CANNOT:
-        raise NotRun(f"nothing can be mounted here: {ended.said[-200:]}")
+        raise NotRun(f"nothing can be mounted here: {ended.printed[-200:]}")
     return ended
 
 
 # Not to be written
 
 
-def _read_only(place: Place, found: Findings) -> None:
+def _read_only(runs: RunSet, findings: Findings) -> None:
     def from_the_start() -> str | None:
-        ended = Child(read_only(place, "sealed", at_step=None), place.folder / "sealed.txt").wait()
+        ended = Child(read_only(runs, "sealed", at_step=None), runs.folder / "sealed.txt").wait()
         return _stopped(_mounted(ended), "nothing can be written there", code=2)
 
     def on_the_way() -> str | None:
-        ended = Child(read_only(place, "closing", at_step=1), place.folder / "closing.txt").wait()
-        return _stopped(_mounted(ended), "free disk space or make the folder writable") or _resumed(place, "closing")
+        ended = Child(read_only(runs, "closing", at_step=1), runs.folder / "closing.txt").wait()
+        return _stopped(_mounted(ended), "free disk space or make the folder writable") or _resumed(runs, "closing")
 
-    found.attempt("a read-only folder", "from the start", "S", from_the_start)
-    found.attempt("a read-only folder", "after step 1", "S", on_the_way)
+    findings.attempt("a read-only folder", "from the start", "S", from_the_start)
+    findings.attempt("a read-only folder", "after step 1", "S", on_the_way)
 
 
 # A disk that fails
 
 
-def _failing_disk(place: Place, found: Findings) -> None:
+def _failing_disk(runs: RunSet, findings: Findings) -> None:
     def fails(name: str) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
@@ -258,18 +260,18 @@ def _failing_disk(place: Place, found: Findings) -> None:
 
             def once(call: str = call, at: int = at) -> str | None:
                 name = f"eio-{call}-{at}"
-                ended = _wrapped(place, name, _counting(at, fails, (call,))).wait()
-                if "save_failed" not in _events(place, name) and "cannot be written" not in ended.said:
-                    raise NotRun(f"no {call} failed: {ended.said[-200:]}")
+                ended = _wrapped(runs, name, _counting(at, fails, (call,))).wait()
+                if "save_failed" not in _events(runs, name) and "cannot be written" not in ended.printed:
+                    raise NotRun(f"no {call} failed: {ended.printed[-200:]}")
                 if ended.complaint or ended.code:
-                    return ended.complaint or f"exit {ended.code}: {ended.said[-300:]}"
-                return place.difference(name)
+                    return ended.complaint or f"exit {ended.code}: {ended.printed[-300:]}"
+                return runs.difference(name)
 
-            found.attempt("an error of the disk in a save (EIO)", f"in {call}, call {at}", "C", once)
-    found.attempt("an error of the disk for ever (EIO)", "in fsync", "S", lambda: _for_ever(place))
+            findings.attempt("an error of the disk in a save (EIO)", f"in {call}, call {at}", "C", once)
+    findings.attempt("an error of the disk for ever (EIO)", "in fsync", "S", lambda: _for_ever(runs))
 
 
-def _for_ever(place: Place) -> str | None:
+def _for_ever(runs: RunSet) -> str | None:
     def install() -> None:
         def fsync(_: int) -> None:
             raise OSError(errno.EIO, os.strerror(errno.EIO))
@@ -284,6 +286,6 @@ def _for_ever(place: Place) -> str | None:
 
         rl.train_step = train_step
 
-    point = newest_valid(place.folder / "eio" / CHECKPOINTS)[0]
+    point = newest_valid(runs.folder / "eio" / CHECKPOINTS)[0]
     assert point is None
-    return _stopped(_wrapped(place, "eio", install).wait(), "saves in a row have failed") or _resumed(place, "eio")
+    return _stopped(_wrapped(runs, "eio", install).wait(), "saves in a row have failed") or _resumed(runs, "eio")

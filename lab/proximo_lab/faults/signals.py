@@ -10,19 +10,19 @@ from proximo.algorithms import DAPO
 from proximo.runs.options import CheckpointOptions
 from proximo_lab.faults.cases import Findings, NotRun
 from proximo_lab.faults.processes import Child, Ended
-from proximo_lab.faults.runs import Place, ledger_faults, small
+from proximo_lab.faults.runs import RunSet, ledger_faults, small
 
 GRACE = 0.5
 """Seconds between SIGTERM and the SIGKILL of who has no more patience."""
 MOMENTS = (0.03, 0.1, 0.2, 0.3, 0.45, 0.6, 0.75, 0.9)
-"""See Place.moment: start-up, first evaluation, steps, saves, the evaluation midway, the last one."""
+"""Moments of a run (RunSet.moment): start-up, first evaluation, steps, saves, the evaluation midway, the last one."""
 
 
 def run(folder: Path, moments: Sequence[float] = MOMENTS, kinds: Sequence[str] = ()) -> Findings:
-    """All kinds, where none is named."""
-    found, seconds = Findings(), list[float]()
-    place = Place(folder / "run", small(DAPO, checkpoints=CheckpointOptions(every=3))).golden()
-    place.timed("again")  # the first has warmed things up
+    """Try these kinds of signals, or all."""
+    findings, seconds = Findings(), list[float]()
+    runs = RunSet(folder / "run", small(DAPO, checkpoints=CheckpointOptions(every=3))).golden()
+    runs.timed("again")  # the first has warmed things up
     for kind in kinds or STRIKES:
         strike, codes = STRIKES[kind]
         for moment in moments:
@@ -30,31 +30,33 @@ def run(folder: Path, moments: Sequence[float] = MOMENTS, kinds: Sequence[str] =
             def struck(kind: str = kind, strike=strike, codes=codes, moment: float = moment) -> str | None:
                 name = f"{kind}-{moment}".replace(" ", "-").replace(",", "")
                 for again in range(4):  # a machine that is busy for a while ends some runs early
-                    child = place.start(f"{name}-{again}")
-                    at = time.monotonic() + place.moment(moment * 0.9**again)
+                    child = runs.start(f"{name}-{again}")
+                    at = time.monotonic() + runs.moment(moment * 0.9**again)
                     child.wait_for(lambda at=at: time.monotonic() > at)
                     asked = time.monotonic()
                     ended = strike(child)
                     if ended is not None and ended.code != 0:  # 0: it had just finished
                         if kind == TERM:
                             seconds.append(time.monotonic() - asked)
-                        return _wrong(place, f"{name}-{again}", ended, codes)
+                        return _wrong(runs, f"{name}-{again}", ended, codes)
                 raise NotRun("the run was over before the signal came")
 
-            found.attempt(kind, f"at {moment:.0%} of the run", "R", struck)
-    found.figures = {"median_seconds": statistics.median(seconds), "longest_seconds": max(seconds)} if seconds else {}
-    found.controls.append("each process was running when its signal was sent, and ended with that signal's code")
-    return found
+            findings.attempt(kind, f"at {moment:.0%} of the run", "R", struck)
+    findings.figures = (
+        {"median_seconds": statistics.median(seconds), "longest_seconds": max(seconds)} if seconds else {}
+    )
+    findings.controls.append("each process was running when its signal was sent, and ended with that signal's code")
+    return findings
 
 
-def _wrong(place: Place, name: str, ended: Ended, codes: tuple[int, ...]) -> str | None:
+def _wrong(runs: RunSet, name: str, ended: Ended, codes: tuple[int, ...]) -> str | None:
     if ended.complaint or ended.code not in codes:
-        return ended.complaint or f"exit {ended.code}, not {codes}: {ended.said[-300:]}"
-    again = place.finish(name)
+        return ended.complaint or f"exit {ended.code}, not {codes}: {ended.printed[-300:]}"
+    again = runs.finish(name)
     if again.complaint or again.code:
-        return again.complaint or f"resuming ended with {again.code}: {again.said[-300:]}"
-    faults = ledger_faults(place.folder / name)[1]
-    return place.difference(name) or (faults[0] if faults else None)
+        return again.complaint or f"resuming ended with {again.code}: {again.printed[-300:]}"
+    faults = ledger_faults(runs.folder / name)[1]
+    return runs.difference(name) or (faults[0] if faults else None)
 
 
 def _once(number: signal.Signals) -> Callable[[Child], Ended | None]:

@@ -1,4 +1,4 @@
-"""What learns from files, killed at random moments like the runs: fine-tuning, reward models, DPO."""
+"""Stages that learn from files, killed at random moments like the runs: fine-tuning, reward models, DPO."""
 
 import json
 import random
@@ -12,7 +12,7 @@ from proximo_lab.faults.processes import Child, Ended, command
 from proximo_lab.faults.runs import difference
 
 KILLS = 12
-"""For each stage."""
+"""Number of kills for each stage."""
 STARTING = 0.25
 """Share of the kills that come while a stage starts."""
 FLAGS = ("--model", "tiny-arithmetic", "--fit.batch", "16", "--fit.epochs", "1", "--fit.save-every", "2")
@@ -20,15 +20,15 @@ STAGES = {"sft": "examples.jsonl", "reward-model": "rankings.jsonl", "dpo": "ran
 
 
 def run(folder: Path, kills: int = KILLS) -> Findings:
-    found = Findings(figures={"kills": 0, "bit_equal": 0})
+    findings = Findings(figures={"kills": 0, "bit_equal": 0})
     examples = [{"prompt": f"{number}+1=", "completion": f"{number + 1}"} for number in range(160)]
     rankings = [{"prompt": f"{number}+1=", "chosen": f"{number + 1}", "rejected": f"{number}"} for number in range(110)]
     for name, rows in (("examples.jsonl", examples), ("rankings.jsonl", rankings)):
         (folder / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
     for stage in STAGES:
-        _sweep(folder, stage, kills, found)
-    found.controls.append(f"all {found.figures['kills']} attempts that count ended by signal 9")
-    return found
+        _sweep(folder, stage, kills, findings)
+    findings.controls.append(f"all {findings.figures['kills']} attempts that count ended by signal 9")
+    return findings
 
 
 def _start(folder: Path, stage: str, name: str) -> Child:
@@ -36,7 +36,7 @@ def _start(folder: Path, stage: str, name: str) -> Child:
     return Child(command(*arguments), folder / stage / f"{name}.txt")
 
 
-def _sweep(folder: Path, stage: str, kills: int, found: Findings) -> None:
+def _sweep(folder: Path, stage: str, kills: int, findings: Findings) -> None:
     """Runs of one stage, each killed until it ends, until there were enough kills."""
     _checked(_start(folder, stage, "golden").wait())
     child = _start(folder, stage, "again")
@@ -56,16 +56,16 @@ def _sweep(folder: Path, stage: str, kills: int, found: Findings) -> None:
             if ended.code == -signal.SIGKILL:
                 ended, counted = None, counted + 1
         ended = ended or _start(folder, stage, name).wait()
-        wrong = ended.complaint or (f"exit {ended.code}: {ended.said[-300:]}" if ended.code else None)
+        wrong = ended.complaint or (f"exit {ended.code}: {ended.printed[-300:]}" if ended.code else None)
         wrong = wrong or difference(left_by(folder / stage / name), golden)
         for kill in range(counted - before):
-            found.judge(f"SIGKILL at a random moment, {stage}", f"{name}, kill {kill}", "R", wrong)
-        found.figures["bit_equal"] += (counted - before) * (wrong is None)
-    found.figures["kills"] += counted
+            findings.judge(f"SIGKILL at a random moment, {stage}", f"{name}, kill {kill}", "R", wrong)
+        findings.figures["bit_equal"] += (counted - before) * (wrong is None)
+    findings.figures["kills"] += counted
 
 
 def _checked(ended: Ended) -> Ended:
-    assert ended.code == 0, f"an undisturbed stage failed, {ended.code}: {ended.said[-500:]}"
+    assert ended.code == 0, f"an undisturbed stage failed, {ended.code}: {ended.printed[-500:]}"
     return ended
 
 

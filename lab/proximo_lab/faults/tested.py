@@ -17,13 +17,13 @@ LONGEST = 400
 
 @dataclass(frozen=True)
 class Rule:
-    """What a test function's cases are."""
+    """Kind of a test function's cases."""
 
     kind: str
     ended: Ending
-    """What it shows when it passes."""
+    """Ending that it shows when it passes."""
     part: Callable[[str], str] | None = None
-    """From a case's name the part that makes it a kind of its own."""
+    """Part of a case's name that makes it a kind of its own."""
 
 
 def first_word(name: str) -> str:
@@ -31,7 +31,7 @@ def first_word(name: str) -> str:
 
 
 def all_but_last(name: str) -> str:
-    """Without the algorithm; pytest escapes what is not ASCII."""
+    """Name without the algorithm; pytest escapes what is not ASCII."""
     return name.rpartition("-")[0].encode().decode("unicode_escape")
 
 
@@ -40,7 +40,7 @@ def run_tests(
     rules: Mapping[str, Rule],
     controls: Mapping[str, str],
     folder: Path,
-    found: Findings,
+    findings: Findings,
     *,
     longest: float = LONGEST,
 ) -> None:
@@ -51,13 +51,13 @@ def run_tests(
         name, passed = rest.removesuffix("]") or function, row["outcome"] == "passed"
         if function in controls:
             if passed:
-                found.controls = list(dict.fromkeys([*found.controls, controls[function]]))
+                findings.controls = list(dict.fromkeys([*findings.controls, controls[function]]))
             else:
-                found.add(f"control: {controls[function]}", name, _bad(row), row["reason"])
+                findings.add(f"control: {controls[function]}", name, _bad(row), row["reason"])
             continue
         rule = rules[function]
         kind = rule.kind if rule.part is None else f"{rule.kind}: {rule.part(name)}"
-        found.add(kind, name, rule.ended if passed else _bad(row), "" if passed else row["reason"])
+        findings.add(kind, name, rule.ended if passed else _bad(row), "" if passed else row["reason"])
 
 
 def _bad(row: Mapping[str, str]) -> Ending:
@@ -76,7 +76,7 @@ def _rows(file: str, functions: Sequence[str], rows: Path, longest: float) -> li
         outcome, reason = "skipped", f"pytest ended with {done.returncode}: {done.stdout[-300:]}"
     except subprocess.TimeoutExpired:
         outcome, reason = "failed", f"no end after {longest:g} s"
-    found = [json.loads(line) for line in rows.read_text().splitlines()] if rows.exists() else []
-    seen = {row["test"].rpartition("::")[2].partition("[")[0] for row in found}
+    cases = [json.loads(line) for line in rows.read_text().splitlines()] if rows.exists() else []
+    seen = {row["test"].rpartition("::")[2].partition("[")[0] for row in cases}
     missing = [f"tests/{file}::{function}" for function in functions if function not in seen]
-    return found + [{"test": test, "outcome": outcome, "reason": reason} for test in missing]
+    return cases + [{"test": test, "outcome": outcome, "reason": reason} for test in missing]

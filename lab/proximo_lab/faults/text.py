@@ -1,4 +1,4 @@
-"""What models say, secrets, and odd surroundings: no terminal, no UTF-8, no home, no reader."""
+"""Texts of models, secrets, and odd surroundings: no terminal, no UTF-8, no home, no reader."""
 
 from pathlib import Path
 
@@ -29,7 +29,7 @@ CONTROLS = {"test_what_is_spelled_out_by_hand": "ordinary text and emoji are sho
 
 
 def run(folder: Path) -> Findings:
-    found = Findings()
-    run_tests("cli/test_terminal.py", TERMINAL, CONTROLS, folder, found)
-    run_tests("cli/test_environment.py", ENVIRONMENT, {}, folder, found)
-    return found
+    findings = Findings()
+    run_tests("cli/test_terminal.py", TERMINAL, CONTROLS, folder, findings)
+    run_tests("cli/test_environment.py", ENVIRONMENT, {}, folder, findings)
+    return findings

@@ -53,11 +53,11 @@ def main(numbers: Sequence[int]) -> int:
         install()
     chosen = list(numbers or JOURNEYS)
     with ThreadPoolExecutor(AT_ONCE) as workers:
-        found = dict(zip(chosen, workers.map(repeat, chosen), strict=True))
-    goals = [goal for each in found.values() for goal in each]
+        reached = dict(zip(chosen, workers.map(repeat, chosen), strict=True))
+    goals = [goal for goals_of_one in reached.values() for goal in goals_of_one]
     results = {
         "made": f"One run on {datetime.now():%Y-%m-%d}, of {(time.monotonic() - began) / 60:.0f} minutes.",
-        "journeys": {str(number): [asdict(goal) for goal in found[number]] for number in chosen},
+        "journeys": {str(number): [asdict(goal) for goal in reached[number]] for number in chosen},
     }
     print(page(results))
     if not numbers:

@@ -103,7 +103,7 @@ def use(user: User) -> None:
 
 
 def _served(user: User, goal) -> str:
-    """What the endpoint answers. The command runs until it is stopped, so that it is not waited for."""
+    """Answers of the endpoint. The command runs until it is stopped, so that it is not waited for."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

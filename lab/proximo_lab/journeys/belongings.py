@@ -1,4 +1,4 @@
-"""What a user has before a journey begins: a model, data and reward functions."""
+"""Belongings of a user before a journey begins: a model, data and reward functions."""
 
 import json
 from collections.abc import Iterable
@@ -8,7 +8,7 @@ from proximo_lab.journeys.user import User
 
 MODEL = "my-model"
 SMALL = "--steps 1 --training.groups 4 --training.group-size 4 --training.minibatches 1 --evaluation.problems 8"
-"""Less to do, for a machine that is busy."""
+"""Flags of a small run, for a machine that is busy."""
 PROGRAM = """
 import shutil, pathlib, proximo
 shutil.copytree(pathlib.Path(proximo.__file__).parent / "models/weights/tiny-arithmetic", "my-model")

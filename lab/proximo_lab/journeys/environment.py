@@ -11,7 +11,7 @@ ROOT = Path(__file__).resolve().parents[3]
 FOLDER = ROOT / ".journeys"
 EXTRAS = ("gguf", "lora", "view", "wandb", "trackio", "tensorboard", "mlflow")
 NOTEBOOK = ("ipykernel", "nbclient")
-"""What runs a notebook."""
+"""Packages that run a notebook."""
 INSTALLED = FOLDER / "installed.json"
 
 
@@ -33,7 +33,7 @@ def install() -> None:
 
 
 def surroundings(home: Path) -> dict[str, str]:
-    """What a user's shell has: the environment first in its path, a home without any cache, and no network for the
+    """Variables of a user's shell: the environment first in its path, a home without any cache, and no network for the
     hub, so that a missing connection is not waited for."""
     kept = {name: os.environ[name] for name in ("LANG", "TMPDIR") if name in os.environ}
     return kept | {

@@ -69,10 +69,10 @@ def notebook(user: User) -> None:
 
 def package(user: User) -> None:
     """13."""
-    facts = json.loads(INSTALLED.read_text())
+    installed = json.loads(INSTALLED.read_text())
     with user.wants("one command to install") as goal:
         goal.goal.typed += 1  # environment.install typed it
-        goal.seen.append(f"{facts['packages']} packages, a wheel of {facts['wheel_bytes'] / 1e6:.1f} MB")
+        goal.seen.append(f"{installed['packages']} packages, a wheel of {installed['wheel_bytes'] / 1e6:.1f} MB")
         goal.sees(user.run("pip check").out, r"No broken requirements found")
     user.has("package.py", PACKAGE)
     with user.wants("version, types and a light import") as goal:

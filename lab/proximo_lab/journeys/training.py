@@ -113,9 +113,9 @@ def other_data(user: User) -> None:
     with user.wants("open-instruct's messages and ground truth") as goal:
         done = goal.types(f"proximo train --model {MODEL} --data open_instruct.jsonl {SMALL} --dry-run")
         goal.sees(done.text, r"open-instruct's shape: [^;\n]*")
-    place = "home/.cache/huggingface/hub/datasets--me--sums"
-    rows(f"{place}/snapshots/{'a' * 40}/train.jsonl", [json.loads(line) for line in _lines(user, "trl.jsonl")], user)
-    user.has(f"{place}/refs/main", "a" * 40)
+    cache = "home/.cache/huggingface/hub/datasets--me--sums"
+    rows(f"{cache}/snapshots/{'a' * 40}/train.jsonl", [json.loads(line) for line in _lines(user, "trl.jsonl")], user)
+    user.has(f"{cache}/refs/main", "a" * 40)
     with user.wants("a data set of the hub, by its id, here from the hub's cache") as goal:
         done = goal.types(f"proximo train --model {MODEL} --data me/sums {SMALL} --dry-run")
         goal.sees(done.text, r"me/sums\S*: \d+ rows")

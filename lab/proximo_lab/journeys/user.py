@@ -21,7 +21,7 @@ def effort(commands: int, lines: int) -> str:
 
 @dataclass
 class Goal:
-    """Something that a user wants. `commands` and `lines` are what would be excellent; `typed` and `written` what it
+    """Goal of a user. `commands` and `lines` are what would be excellent; `typed` and `written` what it
     took."""
 
     journey: int
@@ -32,7 +32,7 @@ class Goal:
     written: int = 0
     seen: list[str] = field(default_factory=list)
     left: str | None = None
-    """What is left to do, in one line; None where the goal is reached."""
+    """Work that is left, in one line; None where the goal is reached."""
 
     @property
     def is_reached(self) -> bool:
@@ -40,15 +40,15 @@ class Goal:
 
     @property
     def reason(self) -> str:
-        """Why it is left."""
+        """Reason why it is left."""
         return self.left or f"took {effort(self.typed, self.written)}"
 
     def sees(self, text: str, pattern: str) -> str:
         """The part of the text that matches, which goes into the table; fails where there is none."""
-        found = re.search(pattern, text)
-        assert found is not None, f"does not see {pattern!r} in {text[-1500:]!r}"
-        self.seen.append(" ".join((found[1] if found.groups() else found[0]).split()))
-        return found[0]
+        match = re.search(pattern, text)
+        assert match is not None, f"does not see {pattern!r} in {text[-1500:]!r}"
+        self.seen.append(" ".join((match[1] if match.groups() else match[0]).split()))
+        return match[0]
 
 
 @dataclass(frozen=True)

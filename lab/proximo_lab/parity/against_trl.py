@@ -164,7 +164,7 @@ def sequence_losses(report: Report) -> None:
 
 
 def all_advantages(report: Report) -> None:
-    """Against the advantages that TRL makes from given rewards."""
+    """Compare with the advantages that TRL makes from given rewards."""
     unscored = partial(draw, even=True, unscored=True)
     group, batch_wide = GroupNormalized(epsilon=1e-4), BatchScaled(epsilon=1e-4)
     rows = (

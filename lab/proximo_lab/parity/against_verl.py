@@ -124,7 +124,7 @@ def vanilla(report: Report) -> None:
 
 
 def bypassing(batch: Batch) -> Tensor:
-    """What verl calls bypass mode."""
+    """Losses in what verl calls bypass mode."""
     return policy(**DECOUPLED)(replace(batch, old_logprobs=batch.rollout_logprobs))
 
 
@@ -154,7 +154,7 @@ def other_losses(report: Report) -> None:
 
 
 def seeded(measured: Measured) -> Measured:
-    """Both sides draw the same tokens."""
+    """Seed both sides, so that they draw the same tokens."""
 
     def from_seed(batch: Batch) -> Tensor:
         torch.manual_seed(0)
@@ -210,7 +210,7 @@ def all_advantages(report: Report) -> None:
 
 
 def varies(measured: Measured) -> Callable[[Batch], bool]:
-    """Whether there is anything to whiten."""
+    """Tell whether there is anything to whiten."""
     return lambda batch: batch.tokens > 1 and bool(measured(batch)[batch.mask].unique().numel() > 1)
 
 

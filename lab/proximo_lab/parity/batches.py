@@ -124,7 +124,7 @@ def _uniform(random: torch.Generator, shape: torch.Size) -> Tensor:
 
 
 def _integer(random: torch.Generator, low: int, high: int) -> int:
-    """From low to high, both included."""
+    """Draw an integer from low to high, both included."""
     return int(torch.randint(low, high + 1, (), generator=random))
 
 

@@ -120,7 +120,7 @@ def in_micro_batches(**settings: Any) -> Measured:
 
 
 def scored(trainer: Any, batch: Batch) -> dict[str, Tensor]:
-    """What `_generate_and_score_completions` makes of given completions, log-probs and rewards."""
+    """Run `_generate_and_score_completions` on given completions, log-probs and rewards."""
     rows, width = batch.mask.shape
     old, ref = batch.old_logprobs * batch.mask, batch.ref_logprobs * batch.mask
     prompts, completions = [[1]] * rows, [[1] * width] * rows

@@ -30,7 +30,7 @@ def prepared(system: str) -> Path:
 
 
 def report_of(system: str) -> dict[str, Any]:
-    """What the system's worker printed. It sees proximo's source, not an installed copy."""
+    """Report that the system's worker printed. It sees proximo's source, not an installed copy."""
     surroundings = os.environ | {
         "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT / "lab"), str(ROOT)]),
         "OMP_NUM_THREADS": "1",

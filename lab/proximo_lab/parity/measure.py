@@ -40,17 +40,17 @@ class Difference:
     theirs: str
     why: str
     of: str
-    """What was compared: gradient, advantage, penalty."""
+    """Quantity that was compared: gradient, advantage, penalty."""
     share: float
-    """Of batches in which they differ by more than the tolerance."""
+    """Share of batches in which they differ by more than the tolerance."""
     median: float
-    """Over those batches."""
+    """Median difference over those batches."""
     largest: float
 
 
 @dataclass
 class Report:
-    """What one worker found."""
+    """Findings of one worker."""
 
     system: str
     packages: tuple[str, ...]

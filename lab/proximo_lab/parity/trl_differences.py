@@ -1,5 +1,5 @@
 # pyright: reportMissingImports=false
-"""Where TRL and proximo differ on purpose, measured on the same batches."""
+"""Differences of TRL and proximo on purpose, measured on the same batches."""
 
 from dataclasses import replace
 from functools import partial

@@ -1,5 +1,5 @@
 # pyright: reportMissingImports=false
-"""Where verl and proximo differ on purpose, or where verl's numbers run out, measured on the same batches."""
+"""Differences of verl and proximo on purpose, or where verl's numbers run out, measured on the same batches."""
 
 from dataclasses import replace
 from functools import partial

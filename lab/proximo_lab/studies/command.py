@@ -1,4 +1,4 @@
-"""What `proximo study` and `python -m proximo_lab.studies` do."""
+"""Commands `proximo study` and `python -m proximo_lab.studies`."""
 
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +19,7 @@ from proximo_lab.studies.study import Study
 
 Say = Callable[[str], None]
 NOT_STARTED = "not started"
-_OWN = "proximo_lab.studies.command.conduct([study], out, processes=…, say=print), with the study's own file"
+_OTHER_COMMAND = "proximo_lab.studies.command.conduct([study], out, processes=…, say=print), with the study's own file"
 SHARING = 12
 """Runs that share a GPU, if nothing is asked for: each has compiled code and captured graphs of its own there."""
 
@@ -63,16 +63,16 @@ def listed(out: Path, published: Mapping[str, str] | None = None) -> list[str]:
 
 
 def state(study: Study, lab: Laboratory) -> str:
-    """What is known of a study in a folder."""
+    """State of a study in a folder."""
     try:
-        if lab.facts(study) is None:
+        if lab.stored(study) is None:
             return NOT_STARTED
     except OtherDesign:
         return "stored with another design"
     except ValueError:
         return "its stored design is damaged"
-    found = findings(study, records(study, lab))
-    return headline(found, found.contrasts[0])
+    result = findings(study, records(study, lab))
+    return headline(result, result.contrasts[0])
 
 
 def conduct(
@@ -82,7 +82,7 @@ def conduct(
     differs."""
     lab = Laboratory(out)
     for study in studies:
-        lab.facts(study)
+        lab.stored(study)
         say(f"{study.label}: {_words(amount([study], lab), processes)}")
     if len(studies) > 1:
         say(f"together: {_words(amount(studies, lab), processes)}")
@@ -91,9 +91,9 @@ def conduct(
     with _alone(out):
         complete = not run(studies, out, processes, say, minutes)
         for study in studies:
-            found = conclude(study, lab)
-            complete = complete and found.is_complete
-            say(f"{study.label}: {headline(found, found.contrasts[0])}; {lab.folder / study.label}.md")
+            result = conclude(study, lab)
+            complete = complete and result.is_complete
+            say(f"{study.label}: {headline(result, result.contrasts[0])}; {lab.folder / study.label}.md")
     return complete
 
 
@@ -106,20 +106,20 @@ def _alone(out: Path) -> FolderLock:
 
 def conclude(study: Study, lab: Laboratory) -> Findings:
     """Write the study's page and figure from the finished runs."""
-    found = findings(study, records(study, lab))
+    result = findings(study, records(study, lab))
     rates = {arm.name: rate for arm in study.arms if (rate := chosen_rate(study, arm, lab)) is not None}
-    lab.conclude(study, found.to_dict())
-    command = "" if study.name in {each.name for each in STUDIES} else _OWN
-    write_file(lab.folder / f"{study.label}.md", page(found, rates, command, lab.known(study)).encode())
-    write_file(lab.folder / f"{study.label}.svg", figure(found).encode())
-    return found
+    lab.conclude(study, result.to_dict())
+    command = "" if study.name in {each.name for each in STUDIES} else _OTHER_COMMAND
+    write_file(lab.folder / f"{study.label}.md", page(result, rates, command, lab.known(study)).encode())
+    write_file(lab.folder / f"{study.label}.svg", figure(result).encode())
+    return result
 
 
 def publish(out: Path, folder: Path) -> None:
     """Copy the page, figure and findings of each finished study to a folder, and write the atlas there. ValueError
     before anything is copied if a stored design differs or cannot be read."""
     lab = Laboratory(out)
-    started = [study for study in STUDIES if lab.facts(study) is not None]
+    started = [study for study in STUDIES if lab.stored(study) is not None]
     folder = without_links(folder)
     make_folder(folder)
     for study in started:

@@ -27,38 +27,40 @@ SHARES = ("outcome", "mean_at_k", "pass_at_k", "truncated", "dead_groups", "loop
 """Metrics between 0 and 1, whose intervals are cut there."""
 
 
-def figure(found: Findings) -> str:
+def figure(findings: Findings) -> str:
     """SVG of the study's metric over the steps."""
-    study = found.study
-    series = [_series(found, name) for name in study.drawn or [arm.name for arm in study.arms]]
+    study = findings.study
+    series = [_series(findings, name) for name in study.drawn or [arm.name for arm in study.arms]]
     title = f"{study.figure}, {len(study.seeds)} seeds, 95 % intervals"
     drawn = str(line_chart(title, series, width=WIDTH, height=HEIGHT))
     return drawn.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1).replace(">", f">{STYLE}", 1)
 
 
-def has_gaps(found: Findings) -> bool:
-    """Whether some seed has no number at a step where another has one."""
-    names = found.study.drawn or [arm.name for arm in found.study.arms]
-    return any(0 < len(known) < len(found.study.seeds) for name in names for known in _at_steps(found, name).values())
+def has_gaps(findings: Findings) -> bool:
+    """Tell whether some seed has no number at a step where another has one."""
+    names = findings.study.drawn or [arm.name for arm in findings.study.arms]
+    return any(
+        0 < len(known) < len(findings.study.seeds) for name in names for known in _at_steps(findings, name).values()
+    )
 
 
-def _at_steps(found: Findings, arm: str) -> dict[float, list[float]]:
+def _at_steps(findings: Findings, arm: str) -> dict[float, list[float]]:
     """Numbers of the seeds that have one, by steps done."""
     at: defaultdict[float, list[float]] = defaultdict(list)
-    for seed in found.study.seeds:
-        if record := found.records.get((arm, seed)):
-            for step, value in _curve(found.study, record):
+    for seed in findings.study.seeds:
+        if record := findings.records.get((arm, seed)):
+            for step, value in _curve(findings.study, record):
                 at[step] += [] if math.isnan(value) else [value]
     return at
 
 
-def _series(found: Findings, arm: str) -> Series:
+def _series(findings: Findings, arm: str) -> Series:
     points, band = [], []
-    for step, known in sorted(_at_steps(found, arm).items()):
+    for step, known in sorted(_at_steps(findings, arm).items()):
         mean, half = known_mean(known), half_width(known)
         points.append((step, mean))
         band.append((step, mean - half, mean + half))
-    if found.study.curve in SHARES:
+    if findings.study.curve in SHARES:
         band = [(step, max(low, 0.0), min(high, 1.0)) for step, low, high in band]
     return Series(arm, points, band)
 

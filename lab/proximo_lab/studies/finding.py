@@ -1,4 +1,4 @@
-"""What a study found: its contrasts and controls with differences, intervals and verdicts."""
+"""Findings of a study: its contrasts and controls with differences, intervals and verdicts."""
 
 import math
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ Records = Mapping[tuple[str, int], Record]
 
 
 @dataclass(frozen=True)
-class Found:
+class ContrastResult:
     """A contrast and what was measured."""
 
     contrast: Contrast
@@ -46,48 +46,48 @@ class Found:
 class Findings:
     study: Study
     records: Records
-    contrasts: tuple[Found, ...]
-    positive: tuple[Found, ...]
-    negative: tuple[Found, ...]
-    timed: tuple[Found, ...]
+    contrasts: tuple[ContrastResult, ...]
+    positive: tuple[ContrastResult, ...]
+    negative: tuple[ContrastResult, ...]
+    timed: tuple[ContrastResult, ...]
 
     @property
     def is_complete(self) -> bool:
         return len(self.records) == len(self.study.arms) * len(self.study.seeds)
 
     @property
-    def failed(self) -> list[Found]:
+    def failed(self) -> list[ContrastResult]:
         """Controls that did not come out as they must."""
         return [each for each in self.positive if not each.is_shown] + [
             each for each in self.negative if self._is_disturbed(each)
         ]
 
-    def verdict(self, found: Found) -> Word:
-        """None is given before the last run, without an interval or without the controls."""
+    def verdict(self, result: ContrastResult) -> Word:
+        """Verdict on a contrast; "no verdict" before the last run, without an interval or without the controls."""
         controls = self.is_complete and not self.failed
-        return verdict(found.difference, found.contrast.counts, controls=controls, room=found.room)
+        return verdict(result.difference, result.contrast.counts, controls=controls, room=result.room)
 
     def to_dict(self) -> dict[str, Any]:
         return {"complete": self.is_complete, "contrasts": [self._plain(each) for each in self.contrasts]}
 
-    def _is_disturbed(self, found: Found) -> bool:
-        """Whether an effect that counts is not excluded, in whatever direction: an interval that is merely wide has not
-        shown that there is nothing."""
-        counts, measured = abs(found.contrast.counts), found.difference
+    def _is_disturbed(self, result: ContrastResult) -> bool:
+        """Tell whether an effect that counts is not excluded, in whatever direction: an interval that is merely wide
+        has not shown that there is nothing."""
+        counts, measured = abs(result.contrast.counts), result.difference
         return not (-counts < measured.low and measured.high < counts)
 
-    def _plain(self, found: Found) -> dict[str, Any]:
-        contrast, measured = found.contrast, found.difference
+    def _plain(self, result: ContrastResult) -> dict[str, Any]:
+        contrast, measured = result.contrast, result.difference
         return {
             "what": contrast.what,
             "claims": list(contrast.claims),
-            "verdict": self.verdict(found),
+            "verdict": self.verdict(result),
             "mean": _short(measured.mean),
             "low": _short(measured.low),
             "high": _short(measured.high),
             "half": _short(measured.half),
             "visible": _short(measured.visible),
-            **({} if math.isinf(found.room) else {"room": _short(found.room)}),
+            **({} if math.isinf(result.room) else {"room": _short(result.room)}),
             "unit": contrast.measure.unit,
             "counts": contrast.counts,
             "seeds": len(measured.values),
@@ -95,7 +95,7 @@ class Findings:
 
 
 def findings(study: Study, records: Records) -> Findings:
-    of = [tuple(_found(study, each, records) for each in part) for part in _parts(study)]
+    of = [tuple(_result(study, each, records) for each in part) for part in _parts(study)]
     return Findings(study, records, *of)
 
 
@@ -103,7 +103,7 @@ def _parts(study: Study) -> tuple[tuple[Contrast, ...], ...]:
     return study.contrasts, study.positive, study.negative, study.timed
 
 
-def _found(study: Study, contrast: Contrast, records: Records) -> Found:
+def _result(study: Study, contrast: Contrast, records: Records) -> ContrastResult:
     measure = contrast.measure
     pairs = [
         (records[contrast.arm, seed], None if contrast.against is None else records[contrast.against, seed])
@@ -117,7 +117,7 @@ def _found(study: Study, contrast: Contrast, records: Records) -> Found:
         if measure.grain
         else difference([measure.difference(mine, other) for mine, other in pairs])
     )
-    return Found(contrast, measured, known_mean(ours), known_mean(theirs or ()))
+    return ContrastResult(contrast, measured, known_mean(ours), known_mean(theirs or ()))
 
 
 def _short(value: float) -> float | None:

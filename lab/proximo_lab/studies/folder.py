@@ -27,11 +27,11 @@ class OtherDesign(ValueError):
 
 class Laboratory:
     def __init__(self, folder: Path) -> None:
-        self.folder, self.place = folder, Place(folder)
+        self.folder, self.layout = folder, Place(folder)
 
     @classmethod
     def of(cls, run: Path) -> "Laboratory":
-        """That of a run's folder."""
+        """Laboratory of a run's folder."""
         return cls(run.parent.parent)
 
     def result(self, run: str) -> Path:
@@ -40,13 +40,13 @@ class Laboratory:
     def record(self, job: Job) -> Record | None:
         return read(self.result(job.name))
 
-    def facts(self, study: Study) -> dict[str, Any] | None:
-        """The stored facts of a study; None if it was never started. OtherDesign if its design was another, ValueError
-        if they cannot be read."""
-        path = self._facts(study)
+    def stored(self, study: Study) -> dict[str, Any] | None:
+        """The stored record of a study; None if it was never started. OtherDesign if its design was another, ValueError
+        if it cannot be read."""
+        path = self._file(study)
         try:
-            facts = read_json(path)
-            stored = facts["hash"]
+            record = read_json(path)
+            stored = record["hash"]
         except FileNotFoundError:
             return None
         except NotADirectoryError:
@@ -58,38 +58,38 @@ class Laboratory:
                 f"{path} was stored before the runs with the hash {str(stored)[:12]}, and the study's is now "
                 f"{design_hash(study)[:12]}: what counts was changed, so give another folder with --out"
             )
-        if digest(facts.get("design")) != stored:
+        if digest(record.get("design")) != stored:
             raise ValueError(f"{path}: its design is not the one that was hashed: move it away, or give another --out")
-        return facts
+        return record
 
     def settle(self, study: Study, known: int = 0) -> None:
-        """Store the design and its hash, before any run, and how many of its runs other studies have done."""
-        if self.facts(study) is None:
+        """Store the design and its hash, before any run, and the number of its runs that other studies have done."""
+        if self.stored(study) is None:
             self._store(study, {KNOWN: known} if known else {})
 
-    def conclude(self, study: Study, found: dict[str, Any]) -> None:
+    def conclude(self, study: Study, findings: dict[str, Any]) -> None:
         """Store the findings next to the design."""
         known = self.known(study)
-        self._store(study, ({KNOWN: known} if known else {}) | found)
+        self._store(study, ({KNOWN: known} if known else {}) | findings)
 
     def known(self, study: Study) -> int:
-        """How many of its runs were done when its design was stored."""
-        return (self.facts(study) or {}).get(KNOWN, 0)
+        """Number of its runs that were done when its design was stored."""
+        return (self.stored(study) or {}).get(KNOWN, 0)
 
-    def _store(self, study: Study, found: dict[str, Any]) -> None:
-        facts = {"hash": design_hash(study), **found, "design": design(study)}
+    def _store(self, study: Study, findings: dict[str, Any]) -> None:
+        record = {"hash": design_hash(study), **findings, "design": design(study)}
         make_folder(self.folder)
-        write_file(self._facts(study), (json.dumps(facts, indent=1, ensure_ascii=False) + "\n").encode())
+        write_file(self._file(study), (json.dumps(record, indent=1, ensure_ascii=False) + "\n").encode())
 
     def prepare(self, jobs: Iterable[StudyJob]) -> None:
-        """What the processes read and write."""
+        """Write what the processes read, and make the folders that they write into."""
         for job in jobs:
-            path = self.place.config(job.contender)
-            for folder in (path.parent, self.place.run(job).parent, self.place.log(job).parent):
+            path = self.layout.config(job.contender)
+            for folder in (path.parent, self.layout.run(job).parent, self.layout.log(job).parent):
                 make_folder(folder)
             write_file(path, toml.dumps(job.config).encode())
             if job.course is not None:
                 write_file(course_file(path), toml.dumps(Stored(cast("Courses", job.course))).encode())
 
-    def _facts(self, study: Study) -> Path:
+    def _file(self, study: Study) -> Path:
         return self.folder / f"{study.label}.json"

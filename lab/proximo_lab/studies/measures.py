@@ -144,7 +144,7 @@ AREA_BY_SECONDS = Measure(
     _gap(_over(SECONDS)),
 )
 OUTCOMES = over_run("outcome", "outcome over the run", "share")
-"""Of the samples that a run trains on: where problems are endless, each is met for the first time."""
+"""Outcome of the samples that a run trains on: where problems are endless, each is met for the first time."""
 OUTCOMES_BY_TOKENS = Measure(
     "outcome by sampled tokens",
     "share",
@@ -243,14 +243,14 @@ def _part(metric: str, start: float, end: float) -> Callable[[Record], float]:
 
 
 def rise(metric: str, name: str, unit: str) -> Measure:
-    """How much a metric rises from the first tenth of the steps to the last."""
+    """Rise of a metric from the first tenth of the steps to the last."""
     first, last = _part(metric, 0, LAST), _part(metric, 1 - LAST, 1)
     what = f"mean of `{metric}` over the last tenth of the steps minus that over the first"
     return Measure(name, unit, what, lambda run: last(run) - first(run))
 
 
 def growth(metric: str, name: str) -> Measure:
-    """How much a metric grows over a run, as a share of where it began."""
+    """Growth of a metric over a run, as a share of where it began."""
     first, last = _part(metric, 0, LAST), _part(metric, 1 - LAST, 1)
     what = f"mean of `{metric}` over the last tenth of the steps, divided by that over the first, minus 1"
     return Measure(name, "of the start", what, lambda run: last(run) / first(run) - 1 if first(run) else math.nan)

@@ -31,7 +31,7 @@ class NoisyVerdict:
         return [self._score(problem, each) for problem, each in zip(problems, completions, strict=True)]
 
     def reference(self, problem: Problem) -> str | None:
-        """None: even the right answer may be called wrong."""
+        """Give no reference: even the right answer may be called wrong."""
         return None
 
     def _score(self, problem: Problem, completion: Completion) -> float:

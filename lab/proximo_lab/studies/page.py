@@ -8,39 +8,39 @@ from collections.abc import Iterable, Mapping, Sequence
 from proximo.losses.intervals import half_width
 from proximo.rl.evaluate import known_mean, wilson
 from proximo_lab.studies.figure import has_gaps
-from proximo_lab.studies.finding import Findings, Found
+from proximo_lab.studies.finding import ContrastResult, Findings
 from proximo_lab.studies.record import job
 from proximo_lab.studies.running import with_rate
 from proximo_lab.studies.study import Measure, Study, design_hash
 
 
-def page(found: Findings, rates: Mapping[str, float], command: str = "", known: int = 0) -> str:
+def page(findings: Findings, rates: Mapping[str, float], command: str = "", known: int = 0) -> str:
     """Markdown; `rates` are the learning rates of the arms, `command` repeats the study if its own does not, and
     `known` of its runs were done when its design was stored."""
-    study = found.study
-    first = found.contrasts[0]
+    study = findings.study
+    first = findings.contrasts[0]
     parts = [
         f"# {study.title}",
         *_pilot(study),
         f"> {study.claim}\n>\n> Source: {study.source}. The wording was not compared with the paper's text.",
-        f"**Verdict: {headline(found, first)}**",
-        f"{_sentence(first)}{_incomplete(found)}",
+        f"**Verdict: {headline(findings, first)}**",
+        f"{_sentence(first)}{_incomplete(findings)}",
         f"![{study.figure} of each arm]({study.label}.svg)",
         f"{_curve(study)} over the steps: means over {len(study.seeds)} seeds, with 95 % intervals as bands."
-        + (" At some steps fewer seeds have a number." if has_gaps(found) else "")
+        + (" At some steps fewer seeds have a number." if has_gaps(findings) else "")
         + (f" {len(study.drawn)} of {len(study.arms)} arms; a table below has all." if study.drawn else ""),
         f"{study.question} Arms of a seed share prompts and random numbers; differences are paired by seed, intervals "
         f"are Student's t over the seeds{_of_shares(study)}. What counts was fixed before the runs"
         + (f", except for {study.later}." if study.later else "."),
         "## Contrasts",
-        table(_CONTRASTS, [_row(found, each) for each in found.contrasts]),
+        table(_CONTRASTS, [_row(findings, each) for each in findings.contrasts]),
         "## Controls",
-        _controls(found),
+        _controls(findings),
         "## All arms",
         "Means over the seeds ± half of their 95 % intervals"
         + ("; shares with the whole interval." if _has_shares(study) else "."),
-        _arms(found, rates),
-        *_timed(found),
+        _arms(findings, rates),
+        *_timed(findings),
         *_edges(study, rates),
         "## What was fixed" + ("" if study.later else " before the runs"),
         _fixed(study, known),
@@ -50,7 +50,7 @@ def page(found: Findings, rates: Mapping[str, float], command: str = "", known: 
         f"What would change the verdict: {study.change}",
         "## How to repeat it",
         f"```text\n{command or study.command}\n```",
-        _seconds(found, rates),
+        _seconds(findings, rates),
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -64,20 +64,20 @@ def _afterwards(study: Study) -> list[str]:
     return ["## Noticed after the design was fixed", noticed] if noticed else []
 
 
-def headline(found: Findings, of: Found) -> str:
+def headline(findings: Findings, of: ContrastResult) -> str:
     """The verdict in words, with a pilot's marked as such.
 
     Example: "not detectable at this size: the smallest effect we could have seen is 0.031 nats a token"
     """
-    said = _words(found, of)
-    if found.study.is_pilot:
-        return f"only a pilot: {said}"
-    limits = found.study.limits if of is found.contrasts[0] and found.verdict(of) != "no verdict" else ""
-    return f"{said}, {limits}" if limits else said
+    text = _words(findings, of)
+    if findings.study.is_pilot:
+        return f"only a pilot: {text}"
+    limits = findings.study.limits if of is findings.contrasts[0] and findings.verdict(of) != "no verdict" else ""
+    return f"{text}, {limits}" if limits else text
 
 
-def _words(found: Findings, of: Found) -> str:
-    word, visible = found.verdict(of), of.difference.visible
+def _words(findings: Findings, of: ContrastResult) -> str:
+    word, visible = findings.verdict(of), of.difference.visible
     if word == "not detectable at this size" and not of.has_room:
         return f"{word}: with {_plain(of.against)} in the other arm there is no room for an effect that counts"
     if word == "not detectable at this size":
@@ -85,11 +85,12 @@ def _words(found: Findings, of: Found) -> str:
         return f"{word}: {there}the smallest effect we could have seen is {_plain(visible)} {of.contrast.measure.unit}"
     if word != "no verdict":
         return word
-    if not found.is_complete:
-        return f"{word} yet: {len(found.records)} of {len(found.study.arms) * len(found.study.seeds)} runs are done"
+    if not findings.is_complete:
+        runs = len(findings.study.arms) * len(findings.study.seeds)
+        return f"{word} yet: {len(findings.records)} of {runs} runs are done"
     if not of.difference.is_known:
         return f"{word}: fewer than two seeds have a difference"
-    failed = "; ".join(each.contrast.what for each in found.failed)
+    failed = "; ".join(each.contrast.what for each in findings.failed)
     return f"{word}: a control did not come out as it must ({failed})"
 
 
@@ -107,11 +108,11 @@ _CONTRASTS = (
 )
 
 
-def _row(found: Findings, each: Found) -> list[str]:
+def _row(findings: Findings, each: ContrastResult) -> list[str]:
     contrast, measured = each.contrast, each.difference
     # What is measured between two runs is no number of each of them.
     of_each = contrast.against is None or contrast.measure.between is None
-    word = found.verdict(each)
+    word = findings.verdict(each)
     return [
         f"{contrast.what} ({' against '.join(f'`{arm}`' for arm in contrast.arms)})",
         f"{contrast.measure.name}, {contrast.measure.unit}",
@@ -126,19 +127,19 @@ def _row(found: Findings, each: Found) -> list[str]:
     ]
 
 
-def _controls(found: Findings) -> str:
+def _controls(findings: Findings) -> str:
     rows = []
-    for kind, every in (("must show it", found.positive), ("must show nothing", found.negative)):
+    for kind, every in (("must show it", findings.positive), ("must show nothing", findings.negative)):
         for each in every:
-            row = _row(found, each)
-            rows.append([kind, *row[:7], row[8], "failed" if each in found.failed else "as it must"])
+            row = _row(findings, each)
+            rows.append([kind, *row[:7], row[8], "failed" if each in findings.failed else "as it must"])
     return table(("control", *_CONTRASTS[:7], "seeds", "came out"), rows)
 
 
-def _arms(found: Findings, rates: Mapping[str, float]) -> str:
-    study, rows = found.study, []
+def _arms(findings: Findings, rates: Mapping[str, float]) -> str:
+    study, rows = findings.study, []
     for arm in study.arms:
-        runs = [found.records[arm.name, seed] for seed in study.seeds if (arm.name, seed) in found.records]
+        runs = [findings.records[arm.name, seed] for seed in study.seeds if (arm.name, seed) in findings.records]
         cells = [_mean(each, [value for run in runs if (value := each.of(run)) == value]) for each in study.measures]
         rate = rates.get(arm.name)
         tuned = " (tuned)" if study.tuning is not None and arm.tuned else ""
@@ -147,28 +148,32 @@ def _arms(found: Findings, rates: Mapping[str, float]) -> str:
     return table(header, rows)
 
 
-def _timed(found: Findings) -> list[str]:
-    if not found.timed:
+def _timed(findings: Findings) -> list[str]:
+    if not findings.timed:
         return []
-    said = (
+    explanation = (
         "Seconds of the training steps, without evaluations, of runs on one thread each. They hang on the machine and "
         "on what else it does: another gives other numbers, and the study's verdict has no part of them."
     )
-    return ["## By seconds", said, table(_CONTRASTS[:-1], [_row(found, each)[:-1] for each in found.timed])]
+    return [
+        "## By seconds",
+        explanation,
+        table(_CONTRASTS[:-1], [_row(findings, each)[:-1] for each in findings.timed]),
+    ]
 
 
 def _edges(study: Study, rates: Mapping[str, float]) -> list[str]:
-    """Which tuned arms took the first or last of the rates that were tried: their best may lie beyond."""
+    """Name tuned arms that took the first or last of the rates that were tried: their best may lie beyond."""
     if study.tuning is None:
         return []
     tuned = [arm.name for arm in study.arms if arm.tuned]
-    said = []
+    edges = []
     for word, rate in (("highest", max(study.tuning.rates)), ("lowest", min(study.tuning.rates))):
         arms = [name for name in tuned if rates.get(name) == rate]
         who = "all tuned arms" if arms == tuned else ", ".join(f"`{name}`" for name in arms)
-        said += [f"the {word} for {who}"] if arms else []
+        edges += [f"the {word} for {who}"] if arms else []
     return (
-        [f"Of the rates that were tried the best was {'; '.join(said)}. One beyond it may be better."] if said else []
+        [f"Of the rates that were tried the best was {'; '.join(edges)}. One beyond it may be better."] if edges else []
     )
 
 
@@ -224,23 +229,23 @@ def _pilot(study: Study) -> list[str]:
     return ["**A pilot (`--quick`): few seeds and steps. A hint, no verdict on the claim.**"] if study.is_pilot else []
 
 
-def _sentence(found: Found) -> str:
-    contrast, measured = found.contrast, found.difference
+def _sentence(result: ContrastResult) -> str:
+    contrast, measured = result.contrast, result.difference
     return (
-        f"{contrast.what}: {signed(measured.mean)} {contrast.measure.unit} ({_interval(found)}) in "
+        f"{contrast.what}: {signed(measured.mean)} {contrast.measure.unit} ({_interval(result)}) in "
         f"{contrast.measure.name}, {len(measured.values)} seeds; {signed(contrast.counts)} or more in this direction "
         "counts as an effect."
     )
 
 
-def _incomplete(found: Findings) -> str:
-    return "" if found.is_complete else " Not all runs are done: the numbers are those of the finished ones."
+def _incomplete(findings: Findings) -> str:
+    return "" if findings.is_complete else " Not all runs are done: the numbers are those of the finished ones."
 
 
-def _seconds(found: Findings, rates: Mapping[str, float]) -> str:
+def _seconds(findings: Findings, rates: Mapping[str, float]) -> str:
     """Arms that are equal share their runs."""
-    study, seconds = found.study, dict[str, float]()
-    for (name, seed), record in found.records.items():
+    study, seconds = findings.study, dict[str, float]()
+    for (name, seed), record in findings.records.items():
         arm = study.arm(name)
         rate = rates.get(name, arm.config.training.learning_rate)
         seconds[job(with_rate(arm.config, rate), seed, arm.course).name] = record.seconds
@@ -248,8 +253,8 @@ def _seconds(found: Findings, rates: Mapping[str, float]) -> str:
     return f"{len(seconds)} runs on one thread{where}, {sum(seconds.values()):,.0f} seconds together, without tuning."
 
 
-def _interval(found: Found) -> str:
-    measured = found.difference
+def _interval(result: ContrastResult) -> str:
+    measured = result.difference
     return f"{signed(measured.low)} to {signed(measured.high)}" if measured.is_known else "–"
 
 

@@ -1,5 +1,5 @@
-"""What is kept of a finished run: curves of the metrics that studies read and the held-out results, as one small file.
-Everything else of the run is deleted."""
+"""Record of a finished run: curves of the metrics that studies read and the held-out results, as one small file. All
+else of the run is deleted."""
 
 import hashlib
 import json
@@ -43,9 +43,9 @@ class Record:
     """The numbers of one run."""
 
     steps: Mapping[str, Sequence[float]]
-    """By metric, one value for each step; NaN where a step has none."""
+    """Values by metric, one for each step; NaN where a step has none."""
     held_out: Mapping[str, Sequence[float]]
-    """By name, one value for each evaluation; `step` is the number of steps done before it."""
+    """Values by name, one for each evaluation; `step` is the number of steps done before it."""
     seconds: float
 
     def known(self, metric: str) -> list[float]:
@@ -53,7 +53,7 @@ class Record:
 
 
 class Course(Protocol):
-    """What a run does where it is more than training by its config: a frozen dataclass."""
+    """Course of a run that is more than training by its config: a frozen dataclass."""
 
     def run(self, config: RunConfig, folder: Path, machine: Machine) -> Record: ...
 
@@ -63,7 +63,7 @@ class StudyJob(Job):
     """A run of a study."""
 
     course: Course | None = None
-    """What it does; None: train by its config."""
+    """Course of the run; None: train by its config."""
 
 
 def job(config: RunConfig, seed: int, course: Course | None = None) -> StudyJob:
@@ -97,37 +97,37 @@ def _default(field: Field[Any]) -> Any:
 
 def recorded(folder: Path) -> Record:
     """The record of a finished run folder."""
-    facts = gather(RunFolder(folder))
-    assert facts.result is not None, "it is finished"
-    names = [name for name in KEPT if any(name in row for row in facts.training)]
-    tested = [name for name in _names(facts.evaluations) if name.rpartition("/")[2] in EVALUATED]
-    spent = {row.get("step"): math.fsum(phases(row).values()) for row in facts.timings}
+    gathered = gather(RunFolder(folder))
+    assert gathered.result is not None, "it is finished"
+    names = [name for name in KEPT if any(name in row for row in gathered.training)]
+    tested = [name for name in _names(gathered.evaluations) if name.rpartition("/")[2] in EVALUATED]
+    spent = {row.get("step"): math.fsum(phases(row).values()) for row in gathered.timings}
     return Record(
-        {name: [_number(row.get(name)) for row in facts.training] for name in names}
-        | {SECONDS: [spent.get(row["step"], math.nan) for row in facts.training]},
-        {name: [_number(row.get(name)) for row in facts.evaluations] for name in tested},
-        float(facts.result["seconds"]),
+        {name: [_number(row.get(name)) for row in gathered.training] for name in names}
+        | {SECONDS: [spent.get(row["step"], math.nan) for row in gathered.training]},
+        {name: [_number(row.get(name)) for row in gathered.evaluations] for name in tested},
+        float(gathered.result["seconds"]),
     )
 
 
 def write(path: Path, record: Record) -> None:
-    facts = {
+    content = {
         "format": FORMAT,
         "seconds": round(record.seconds, 1),
         "held_out": {name: [_short(value) for value in values] for name, values in record.held_out.items()},
         "steps": {name: [_short(value) for value in values] for name, values in record.steps.items()},
     }
     make_folder(path.parent)
-    write_file(path, (json.dumps(facts, separators=(",", ":")) + "\n").encode())
+    write_file(path, (json.dumps(content, separators=(",", ":")) + "\n").encode())
 
 
 def read(path: Path) -> Record | None:
-    """None if there is none, or if it is damaged or of another version: then the run is done again."""
+    """Read a record; None if there is none, or it is damaged or of another version: then the run is done again."""
     try:
-        facts = read_json(path)
-        if facts["format"] != FORMAT:
+        content = read_json(path)
+        if content["format"] != FORMAT:
             return None
-        return Record(_curves(facts["steps"]), _curves(facts["held_out"]), float(facts["seconds"]))
+        return Record(_curves(content["steps"]), _curves(content["held_out"]), float(content["seconds"]))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError):
         return None
 

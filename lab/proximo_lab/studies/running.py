@@ -23,7 +23,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Amount:
-    """What there is to do."""
+    """Amount of work that is left."""
 
     runs: int
     """Runs, those of tuning included; one that several studies share counts once."""
@@ -53,14 +53,14 @@ def chosen_rate(study: Study, arm: Arm, lab: Laboratory) -> float | None:
     no rate has a number; None as long as a run of its tuning is missing."""
     if study.tuning is None or not arm.tuned:
         return arm.config.training.learning_rate
-    best, found = min(study.tuning.rates), -math.inf
+    best, best_mean = min(study.tuning.rates), -math.inf
     for rate in sorted(study.tuning.rates):
         records = [lab.record(job(with_rate(arm.config, rate), seed, arm.course)) for seed in study.tuning.seeds]
         if any(record is None for record in records):
             return None
         mean = known_mean(study.tuning.measure.of(record) for record in records if record is not None)
-        if mean > found:
-            best, found = rate, mean
+        if mean > best_mean:
+            best, best_mean = rate, mean
     return best
 
 
@@ -77,12 +77,12 @@ def arm_jobs(study: Study, lab: Laboratory) -> dict[tuple[str, int], StudyJob]:
 
 def records(study: Study, lab: Laboratory) -> dict[tuple[str, int], Record]:
     """The finished runs by arm and seed."""
-    found = {key: lab.record(each) for key, each in arm_jobs(study, lab).items()}
-    return {key: record for key, record in found.items() if record is not None}
+    read = {key: lab.record(job) for key, job in arm_jobs(study, lab).items()}
+    return {key: record for key, record in read.items() if record is not None}
 
 
 def amount(studies: Sequence[Study], lab: Laboratory) -> Amount:
-    """What the studies need together."""
+    """Amount of work that the studies need together."""
     seconds: dict[str, float] = {}
     done: set[str] = set()
     for study in studies:
@@ -113,9 +113,9 @@ def run(studies: Sequence[Study], out: Path, processes: int, say: Say, minutes: 
             every = tuning_jobs(following)
             names = {each.name: f"{following.label}, tuning, seed {each.config.seed}" for each in every}
         if study is not None:
-            own = arm_jobs(study, lab)
-            every = [*own.values(), *every]
-            names |= {each.name: f"{study.label}, {arm}, seed {seed}" for (arm, seed), each in own.items()}
+            of_study = arm_jobs(study, lab)
+            every = [*of_study.values(), *every]
+            names |= {each.name: f"{study.label}, {arm}, seed {seed}" for (arm, seed), each in of_study.items()}
         left = [each for each in _unique(every) if lab.record(each) is None]
         lab.prepare(left)
         failures += _run(left, names, lab, processes, say, until)
@@ -141,7 +141,7 @@ def _run(
 
     return run_jobs(
         jobs,
-        lab.place,
+        lab.layout,
         {each.contender: MACHINE for each in jobs},
         processes,
         started=lambda _: None,

@@ -16,7 +16,7 @@ class Measure:
     name: str
     unit: str
     what: str
-    """How it is computed, in a sentence: the part of it that is hashed with the study."""
+    """Computation in a sentence: the part of the measure that is hashed with the study."""
     of: Callable[[Record], float]
     """The number of a run; NaN if it has none."""
     between: Callable[[Record, Record], float] | None = None
@@ -30,7 +30,7 @@ class Measure:
         assert not (self.grain and self.between), f"{self.name}: shares are compared as shares"
 
     def difference(self, ours: Record, theirs: Record | None) -> float:
-        """Between a run and another, or the run's own number."""
+        """Difference between a run and another, or the run's own number."""
         if theirs is None:
             return self.of(ours)
         return self.of(ours) - self.of(theirs) if self.between is None else self.between(ours, theirs)
@@ -43,9 +43,9 @@ class Arm:
     name: str
     config: RunConfig
     tuned: bool = False
-    """Whether its learning rate is tuned, if the study has a tuning."""
+    """True if its learning rate is tuned, if the study has a tuning."""
     course: Course | None = None
-    """What its runs do; None: train by the config."""
+    """Course of its runs; None: train by the config."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class Study:
     """Metric of the figure, over the steps."""
     caveats: tuple[str, ...]
     change: str
-    """What would change the verdict."""
+    """Observation that would change the verdict."""
     run_seconds: float
     """Seconds of one run on one core, roughly: for the estimate before the runs. Those of the package are means of the
     published runs, on the cores of one server."""
@@ -109,17 +109,17 @@ class Study:
     timed: tuple[Contrast, ...] = ()
     """Contrasts by seconds, which hang on the machine: a table apart, no part of the verdict."""
     held_out: bool = False
-    """Whether the figure has the evaluations' numbers, in place of those of the training's own samples."""
+    """True if the figure has the evaluations' numbers, in place of those of the training's own samples."""
     drawn: tuple[str, ...] = ()
     """Arms that the figure shows, no part of the hash; empty: all of them."""
     collapse: str = "not part of this study"
     """Definition of a collapse."""
     afterwards: tuple[str, ...] = ()
-    """What was noticed after the design was fixed; no part of the hash."""
+    """Remarks on what was noticed after the design was fixed; no part of the hash."""
     limits: str = ""
-    """What the verdict leaves open of the claim, said beside it; no part of the hash."""
+    """Part of the claim that the verdict leaves open, said beside it; no part of the hash."""
     later: str = ""
-    """What of the design came when results were known; no part of the hash."""
+    """Part of the design that came when results were known; no part of the hash."""
     quick_seeds: int = 3
     quick_steps: int = 15
     is_pilot: bool = False
@@ -149,7 +149,7 @@ class Study:
 
     @property
     def figure(self) -> str:
-        """What the figure shows."""
+        """Name of the metric that the figure shows."""
         return f"held-out {self.curve}" if self.held_out else self.curve
 
     def arm(self, name: str) -> Arm:
@@ -168,7 +168,7 @@ class Study:
 
     @property
     def command(self) -> str:
-        """What repeats it."""
+        """Command that repeats it."""
         return f"proximo study {self.name}{' --quick' * self.is_pilot}{' --device ' * bool(self.gpu)}{self.gpu}"
 
     def on(self, device: str) -> "Study":
@@ -212,7 +212,7 @@ def _shorter(config: RunConfig, steps: int) -> RunConfig:
 
 
 def design(study: Study) -> dict[str, Any]:
-    """Everything that is fixed before the runs, as plain values."""
+    """Design of a study, all that is fixed before the runs, as plain values."""
     tuning = study.tuning
     return {
         "name": study.name,

@@ -103,21 +103,21 @@ def _visible(seeds: int) -> float:
     return next(seen, math.nan) / seeds
 
 
-def shows(found: Difference, counts: float) -> bool:
-    """Whether the effect is there: as large as what counts, in its direction, and its interval without 0."""
+def shows(difference: Difference, counts: float) -> bool:
+    """Tell whether the effect is there: as large as what counts, in its direction, and its interval without 0."""
     if counts < 0:
-        return found.is_known and found.mean <= counts and found.high < 0
-    return found.is_known and found.mean >= counts and found.low > 0
+        return difference.is_known and difference.mean <= counts and difference.high < 0
+    return difference.is_known and difference.mean >= counts and difference.low > 0
 
 
-def verdict(found: Difference, counts: float, *, controls: bool = True, room: float = math.inf) -> Word:
+def verdict(difference: Difference, counts: float, *, controls: bool = True, room: float = math.inf) -> Word:
     """`controls` says whether all of the study's controls came out as they must; without them there is no verdict.
     `room` is the largest effect that there could have been: where it is less than what counts, nothing is excluded."""
-    if not controls or not found.is_known:
+    if not controls or not difference.is_known:
         return "no verdict"
-    if shows(found, counts):
+    if shows(difference, counts):
         return "holds here"
-    if shows(found, -counts):
+    if shows(difference, -counts):
         return "contrary"
-    excluded = found.low > counts if counts < 0 else found.high < counts
+    excluded = difference.low > counts if counts < 0 else difference.high < counts
     return "does not hold here" if excluded and room >= abs(counts) else "not detectable at this size"

@@ -26,7 +26,7 @@ def gathered_verdicts() -> dict[str, str]:
     from proximo_lab.studies.designs import STUDIES as DESIGNS
 
     known = {study.name: results(study, STUDIES) for study in DESIGNS}
-    return {name: facts["contrasts"][0]["verdict"] for name, facts in known.items() if facts is not None}
+    return {name: result["contrasts"][0]["verdict"] for name, result in known.items() if result is not None}
 
 
 def write_verdicts() -> None:

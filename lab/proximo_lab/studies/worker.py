@@ -17,17 +17,17 @@ from proximo_lab.studies.record import Record, recorded, write
 
 def main(arguments: list[str]) -> int:
     course = read_course(Path(arguments[0]))
-    found: list[Record] = []
+    records: list[Record] = []
 
     def work(config: RunConfig, folder: Path, machine: Machine, accept_lost: bool) -> None:
         if course is None:
             worker.train_one(config, folder, machine, accept_lost)
-        found.append(recorded(folder) if course is None else course.run(config, folder, machine))
+        records.append(recorded(folder) if course is None else course.run(config, folder, machine))
 
     status = worker.main(arguments, work)
     if status == 0:
         folder = Path(arguments[2])
-        write(Laboratory.of(folder).result(folder.name), found[0])
+        write(Laboratory.of(folder).result(folder.name), records[0])
         remove_folder(folder)
     return status
 

@@ -5,12 +5,11 @@ from dataclasses import dataclass, replace
 from proximo.api.validate import refuse_kind, refuse_values
 from proximo.learner.ranks import Ranks
 from proximo.models import pick_device
-from proximo.planning.cards import CPU, GIB, HERE, Card, card
+from proximo.planning.cards import CPU, GIB, HERE, DeviceCard, card
 from proximo.planning.holdings import holdings
 from proximo.planning.memory import StepSize
-from proximo.planning.plan import Plan, make_plan, planned_dtype
-from proximo.planning.ranks import Ranks as RankCount
-from proximo.planning.ranks import rank_memory, sampling_rank_memory
+from proximo.planning.plan import RunPlan, make_plan, planned_dtype
+from proximo.planning.ranks import RankCount, rank_memory, sampling_rank_memory
 from proximo.planning.shapes import read_shape
 from proximo.recipes.defaults import longest_prompt
 from proximo.rl.config import RunConfig
@@ -22,11 +21,11 @@ PROMPT_TOKENS = 512
 
 def plan(
     config: RunConfig,
-    gpu: str | Card = "auto",
+    gpu: str | DeviceCard = "auto",
     *,
     prompt_tokens: int = PROMPT_TOKENS,
     mean_tokens: int | None = None,
-) -> Plan:
+) -> RunPlan:
     """Predict a run's memory and time on a device, with full fine-tuning and with LoRA; what `proximo plan` does.
 
     No weights are loaded: of a model on the hub only its config and tokenizer files are fetched, and of a model with a
@@ -35,7 +34,7 @@ def plan(
     config         the run; its `model` may also be a shape by name (0.6B, 1.7B, 4B, 8B, llama-1B …) or a config.json.
                    Its `adapter` is that of the LoRA side; None: rank 16 on all linear layers
     gpu            a card by name (H200, A100-40, RTX4090 …), "cpu" or "auto" for this machine, or a
-                   planning.cards.Card with numbers of its own
+                   planning.cards.DeviceCard with numbers of its own
     prompt_tokens  tokens of a prompt
     mean_tokens    tokens of an average completion; None: all reach `config.sampling.max_tokens`
 
@@ -46,7 +45,7 @@ def plan(
     """
     refuse_kind("config", config, RunConfig, "a proximo.RunConfig, such as proximo.RunConfig(model='8B')")
     refuse_values(config)
-    chosen = gpu if isinstance(gpu, Card) else card(gpu)
+    chosen = gpu if isinstance(gpu, DeviceCard) else card(gpu)
     return make_plan(config, chosen, prompt_tokens=prompt_tokens, mean_tokens=mean_tokens)
 
 
@@ -93,7 +92,7 @@ def fit_here(config: RunConfig, held: MemoryEstimate) -> Fit:
     return Fit(own.fits, own.memory.peak, seconds, lines)
 
 
-def _fit_on_ranks(config: RunConfig, ranks: Ranks, device: Card, prompt_tokens: int) -> Fit:
+def _fit_on_ranks(config: RunConfig, ranks: Ranks, device: DeviceCard, prompt_tokens: int) -> Fit:
     """The same of each rank, of which every one has a device like this, or a share of this machine's memory."""
     number, dtype = ranks.processes, planned_dtype(config.dtype, device)
     full, small = holdings(config, dtype, compiled=config.compile and device.is_gpu)
@@ -125,7 +124,7 @@ def _fit_on_ranks(config: RunConfig, ranks: Ranks, device: Card, prompt_tokens: 
     return Fit(fits, peak, None, [line])
 
 
-def _smaller_passes(config: RunConfig, found: Plan) -> int | None:
+def _smaller_passes(config: RunConfig, found: RunPlan) -> int | None:
     """Tokens per pass with which a run fits on a CPU, where passes are not fitted to the memory."""
     if found.card.is_gpu or config.training.token_budget is not None:
         return None

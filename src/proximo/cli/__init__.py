@@ -13,7 +13,7 @@ from typing import Any
 from proximo.cli.arguments import asks_for_help, nearest, refuse, say, take_switch
 from proximo.cli.help_pages import page_of, unknown_flag
 from proximo.cli.naming import DEMO, first_line
-from proximo.config.trust.permission import said
+from proximo.config.trust.permission import command_line
 from proximo.system.opening import UnsafeFile
 from proximo.system.version import __version__
 
@@ -159,7 +159,7 @@ def _answer(arguments: list[str], *, owns_process: bool) -> int:
             say(line)
         if owns_process:
             _import_for_good(command)
-        with said(command not in WITHOUT_RUNS and take_switch(rest, LOAD_CODE), rest):
+        with command_line(command not in WITHOUT_RUNS and take_switch(rest, LOAD_CODE), rest):
             return run_command(command, rest)
     except UnsafeFile as error:
         refuse(str(error))

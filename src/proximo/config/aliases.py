@@ -1,4 +1,4 @@
-"""What was called otherwise, or was not there, in configs of earlier versions: the one table of fields and classes."""
+"""Names of earlier versions' configs, and fields that these lacked: the one table of fields and classes."""
 
 import tomllib
 from collections.abc import Sequence
@@ -55,7 +55,7 @@ MOVED = {
 
 
 def current_module(module: str) -> str:
-    """Where a module of an earlier version is today.
+    """Name that a module of an earlier version has today.
 
     Example: current_module("proximo.worlds.python") == "proximo.environments.examples.python"
     """

@@ -27,9 +27,9 @@ from typing import Any, NoReturn
 from proximo.config.aliases import current_module
 
 FORM = "FILE.py:NAME"
-"""What a field with an open union takes besides the names of our own classes, for help and errors."""
+"""Form of a name that a field with an open union takes besides those of our own classes, for help and errors."""
 MAX_BYTES = 10_000_000
-_PLACE = "__proximo_place__"
+_WRITTEN_PATH = "__proximo_place__"
 """The attribute of a private module that holds its path as the user wrote it."""
 SIBLINGS = "proximo_siblings_"
 OURS = __name__.partition(".")[0]
@@ -41,7 +41,7 @@ that."""
 
 
 def is_outside(name: object) -> bool:
-    """Whether a `type` names a class outside of the package."""
+    """Tell whether a `type` names a class outside of the package."""
     return isinstance(name, str) and ":" in name
 
 
@@ -51,17 +51,17 @@ def counted_from(folder: str, name: str) -> str:
 
     Example: counted_from("configs", "mine.py:Gate") == "configs/mine.py:Gate"
     """
-    place, _, attribute = name.rpartition(":")
-    is_relative = place.endswith(".py") and attribute.isidentifier() and not os.path.isabs(os.path.expanduser(place))
+    path, _, attribute = name.rpartition(":")
+    is_relative = path.endswith(".py") and attribute.isidentifier() and not os.path.isabs(os.path.expanduser(path))
     return (
-        f"{os.path.normpath(os.path.join(folder, place))}:{attribute}"
+        f"{os.path.normpath(os.path.join(folder, path))}:{attribute}"
         if folder not in ("", ".") and is_relative
         else name
     )
 
 
 def all_counted_from(folder: str, value: Any) -> Any:
-    """The same of every string in plain values."""
+    """Plain values in which `counted_from` was applied to every string."""
     if isinstance(value, dict):
         return {key: all_counted_from(folder, item) for key, item in value.items()}
     if isinstance(value, list):
@@ -80,126 +80,126 @@ def load_function(name: str, check: Check | None = None) -> Callable[..., Any]:
 
 
 def _load(name: str, what: str, fits: Callable[[Any], bool], check: Check | None) -> Any:
-    place, wanted = _split(name)
+    source, wanted = _split(name)
     with _loading:
-        module = _file_module(place, check) if place.endswith(".py") else _named_module(place, check)
-    found = vars(module).get(wanted)
-    if not fits(found):
-        own = [each for each, value in vars(module).items() if fits(value) and _is_of(value, module)]
-        close = difflib.get_close_matches(wanted, own, n=1)
-        there = f", perhaps {close[0]}" if close else f"; it has {', '.join(own)}" if own else ""
-        raise ValueError(f"{place} has no {what} {wanted}{there}")
-    return found
+        module = _file_module(source, check) if source.endswith(".py") else _named_module(source, check)
+    value = vars(module).get(wanted)
+    if not fits(value):
+        fitting = [key for key, value in vars(module).items() if fits(value) and _is_of(value, module)]
+        close = difflib.get_close_matches(wanted, fitting, n=1)
+        there = f", perhaps {close[0]}" if close else f"; it has {', '.join(fitting)}" if fitting else ""
+        raise ValueError(f"{source} has no {what} {wanted}{there}")
+    return value
 
 
 def place_of(thing: Any) -> str | None:
-    """How another process finds a class or a function: the name it was loaded by, else its module where that can be
-    imported, else its file. None where it stands in no file, or inside another function or class."""
+    """Name by which another process finds a class or a function: the one it was loaded by, else its module where that
+    can be imported, else its file. None where it stands in no file, or inside another function or class."""
     name, module = getattr(thing, "__name__", ""), sys.modules.get(getattr(thing, "__module__", None) or "")
     file = getattr(module, "__file__", None)
     if module is None or file is None or not file.endswith(".py") or vars(module).get(name) is not thing:
         return None
-    if (place := vars(module).get(_PLACE)) is not None:
-        return f"{place}:{name}"
+    if (path := vars(module).get(_WRITTEN_PATH)) is not None:
+        return f"{path}:{name}"
     if module.__name__ != "__main__" and _is_importable(module.__name__.partition(".")[0], file):
         return f"{module.__name__}:{name}"
     return f"{Path(file).resolve()}:{name}"
 
 
 def _is_importable(root: str, file: str) -> bool:
-    """Whether another process finds a module by its name: one in a package, or a single file where Python always
+    """Tell whether another process finds a module by its name: one in a package, or a single file where Python always
     looks. A file that stands next to a script is found by that script alone."""
-    found = PathFinder.find_spec(root)
-    if found is None:
+    spec = PathFinder.find_spec(root)
+    if spec is None:
         return False
-    if found.submodule_search_locations is not None:
+    if spec.submodule_search_locations is not None:
         return True
     always = [*site.getsitepackages(), site.getusersitepackages(), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
-    return found.origin == file and Path(file).resolve().parent in {Path(each).resolve() for each in always if each}
+    return spec.origin == file and Path(file).resolve().parent in {Path(entry).resolve() for entry in always if entry}
 
 
-def source_files(place: str) -> list[Path]:
+def source_files(source: str) -> list[Path]:
     """The files that loading a file or module would execute, the named one last; none where it cannot be found.
     Nothing is imported: that would execute the packages around a module."""
-    if place.endswith(".py"):
-        path = Path(os.path.expanduser(place))
+    if source.endswith(".py"):
+        path = Path(os.path.expanduser(source))
         return [path] if os.path.isfile(path) else []
-    found, folders, origin = [], None, None
-    parts = place.split(".")
+    files, folders, origin = [], None, None
+    parts = source.split(".")
     for number in range(len(parts)):
         spec = PathFinder.find_spec(".".join(parts[: number + 1]), folders)
         if spec is None:
             return []
         folders, origin = spec.submodule_search_locations, spec.origin
-        found += [] if origin is None else [Path(origin)]
-    return found if origin is not None and Path(origin).is_file() else []
+        files += [] if origin is None else [Path(origin)]
+    return files if origin is not None and Path(origin).is_file() else []
 
 
 def named_file(name: object) -> Path | None:
-    """The file that a "place:name" points at, without loading it; None where there is none."""
-    place, colon, attribute = name.rpartition(":") if isinstance(name, str) else ("", "", "")
-    files = source_files(current_module(place)) if colon and attribute.isidentifier() else []
+    """The file that a "module:name" points at, without loading it; None where there is none."""
+    source, colon, attribute = name.rpartition(":") if isinstance(name, str) else ("", "", "")
+    files = source_files(current_module(source)) if colon and attribute.isidentifier() else []
     return files[-1] if files else None
 
 
 def _split(name: str) -> tuple[str, str]:
-    place, _, class_name = name.rpartition(":")
-    place = current_module(place)
-    dotted = place.endswith(".py") or all(part.isidentifier() for part in place.split("."))
+    source, _, class_name = name.rpartition(":")
+    source = current_module(source)
+    dotted = source.endswith(".py") or all(part.isidentifier() for part in source.split("."))
     if not dotted or not class_name.isidentifier():
         raise ValueError("give path/to/file.py:NAME or package.module:NAME")
-    return place, class_name
+    return source, class_name
 
 
 def _is_of(value: Any, module: types.ModuleType) -> bool:
     return getattr(value, "__module__", None) == module.__name__
 
 
-def _file_module(place: str, check: Check | None) -> types.ModuleType:
-    path = Path(os.path.expanduser(place)).absolute()
+def _file_module(source: str, check: Check | None) -> types.ModuleType:
+    path = Path(os.path.expanduser(source)).absolute()
     try:
         with path.open("rb") as file:
             content = file.read(MAX_BYTES)
     except OSError as error:
         raise ValueError(
-            f"{place} cannot be read, {error.strerror}; a path counts from the current folder, in a TOML file from the "
-            "folder of that file"
+            f"{source} cannot be read, {error.strerror}; a path counts from the current folder, in a TOML file from "
+            "the folder of that file"
         ) from None
     if check is not None:
         check([path], content)
-    key = hashlib.sha256(b"\0".join([place.encode(), str(path.resolve()).encode(), content])).hexdigest()
+    key = hashlib.sha256(b"\0".join([source.encode(), str(path.resolve()).encode(), content])).hexdigest()
     name = f"proximo_outside_{key[:24]}"
     if name not in sys.modules:
         module = types.ModuleType(name)
-        vars(module).update({"__file__": str(path), _PLACE: place, "__builtins__": builtins_for(path.parent)})
+        vars(module).update({"__file__": str(path), _WRITTEN_PATH: source, "__builtins__": builtins_for(path.parent)})
         sys.modules[name] = module  # a dataclass looks its own module up while it is made
         try:
             exec(compile(content, str(path), "exec"), vars(module))
         except BaseException as error:
             del sys.modules[name]
-            _explain(place, error)
+            _explain(source, error)
     return sys.modules[name]
 
 
-def _named_module(place: str, check: Check | None) -> types.ModuleType:
-    files = source_files(place)
-    if not files and place not in sys.modules:
-        raise ValueError(f"there is no module {place}; check its name and PYTHONPATH, or give {FORM}")
+def _named_module(source: str, check: Check | None) -> types.ModuleType:
+    files = source_files(source)
+    if not files and source not in sys.modules:
+        raise ValueError(f"there is no module {source}; check its name and PYTHONPATH, or give {FORM}")
     if check is not None:
         check(files, files[-1].read_bytes() if files else b"")
     try:
-        return importlib.import_module(place)
+        return importlib.import_module(source)
     except BaseException as error:
-        _explain(place, error)
+        _explain(source, error)
 
 
-def _explain(place: str, error: BaseException) -> NoReturn:
+def _explain(source: str, error: BaseException) -> NoReturn:
     """A user's module may raise anything while it is loaded, and call sys.exit; Ctrl-C stays what it is."""
     if isinstance(error, KeyboardInterrupt):
         raise error
     reason = (str(error).splitlines() or [""])[0]
     raise ValueError(
-        f"{place} cannot be loaded, {type(error).__name__}{f': {reason}' if reason else ''}; correct it"
+        f"{source} cannot be loaded, {type(error).__name__}{f': {reason}' if reason else ''}; correct it"
     ) from error
 
 
@@ -224,8 +224,8 @@ def builtins_for(folder: Path) -> dict[str, Any]:
             package = types.ModuleType(root)
             package.__path__ = [str(folder)]
             sys.modules[root] = package
-        found = builtins.__import__(f"{root}.{name}", globals, locals, fromlist or ())
-        return found if fromlist else sys.modules[f"{root}.{first}"]
+        module = builtins.__import__(f"{root}.{name}", globals, locals, fromlist or ())
+        return module if fromlist else sys.modules[f"{root}.{first}"]
 
     return vars(builtins) | {"__import__": imported}
 
@@ -258,8 +258,8 @@ class _Siblings:
     ) -> ModuleSpec | None:
         if not fullname.startswith(SIBLINGS):
             return None
-        found = (FileFinder(folder, (_Loader, [".py"])).find_spec(fullname) for folder in path or ())
-        return next((spec for spec in found if spec is not None), None)
+        specs = (FileFinder(folder, (_Loader, [".py"])).find_spec(fullname) for folder in path or ())
+        return next((spec for spec in specs if spec is not None), None)
 
 
 sys.meta_path.insert(0, _Siblings())

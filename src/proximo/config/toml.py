@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from proximo.config.plugins import all_counted_from, counted_from, is_outside
-from proximo.config.trust.permission import ANYTHING, Code, of_file
+from proximo.config.trust.permission import ANYTHING, CodePermission, of_file
 from proximo.config.unions import (
     choices,
     classes,
@@ -51,7 +51,7 @@ _DOTTED = rf"{_KEY}(?:\s*\.\s*{_KEY})*"
 
 
 class ConfigError(ValueError):
-    """Everything that is wrong with a text, one problem to a line."""
+    """Problems of a text: all of them, one to a line."""
 
     def __init__(self, problems: list[str]) -> None:
         super().__init__("\n".join(problems))
@@ -73,7 +73,7 @@ Renew = Callable[[dict[str, Any]], dict[str, Any]]
 """Gives the fields of an earlier version's config the names that they have today."""
 
 
-def load(path: str, kind: type[T], code: Code | None = None, renew: Renew | None = None) -> T:
+def load(path: str, kind: type[T], code: CodePermission | None = None, renew: Renew | None = None) -> T:
     """The dataclass `kind` from a file; a ConfigError names the file and says what to do.
 
     `code` says which code that it names may be loaded; None: that of a user's own file, and of a file in a run folder
@@ -104,7 +104,7 @@ def loads(
     source: str = "config",
     *,
     finite: bool = False,
-    code: Code = ANYTHING,
+    code: CodePermission = ANYTHING,
     renew: Renew | None = None,
     folder: str = "",
 ) -> T:
@@ -125,8 +125,8 @@ def loads(
     reader = _Reader(line_numbers(text), finite, code.load_class, folder)
     value = reader.table(tables, kind, "")
     if reader.problems:
-        found = sorted(reader.problems, key=lambda problem: problem[0])
-        raise ConfigError([f"{source}:{line}: {what}" if line else f"{source}: {what}" for line, what in found])
+        problems = sorted(reader.problems, key=lambda problem: problem[0])
+        raise ConfigError([f"{source}:{line}: {what}" if line else f"{source}: {what}" for line, what in problems])
     return value
 
 
@@ -136,7 +136,7 @@ def _container(kind: Any, *origins: type) -> Any | None:
 
 
 def _value_kind(kind: Any) -> Any:
-    """What the mapping among the options holds under its string keys; None where there is no mapping."""
+    """Type of the values of the mapping among the options; None where there is no mapping."""
     if Any in union_members(kind):
         return Any
     mapping = _container(kind, dict, Mapping)
@@ -161,7 +161,7 @@ def _scalar(value: Any, options: tuple[Any, ...]) -> Any:
 
 
 def _words(kind: Any) -> str:
-    """What a field accepts, for the user."""
+    """Name, for the user, the values that a field accepts."""
     simple = {int: "an integer", float: "a number", str: "a string", bool: "true or false"}
     simple |= {types.NoneType: '"none"', Any: "a string or a number"}
     words = []
@@ -203,7 +203,7 @@ def _plain(value: Any, kind: Any, path: str) -> Any:
 
 
 def _plain_type(its_class: type, kind: Any, path: str) -> dict[str, str]:
-    """How a table says which class it is; nothing where there is no choice."""
+    """Key by which a table says which class it is; nothing where there is no choice."""
     if its_class in classes(kind):
         return {"type": its_class.__name__} if is_choice(kind) else {}
     try:
@@ -274,10 +274,10 @@ class _Reader:
 
     def refuse(self, path: str, what: str) -> Any:
         """Note a problem with the line of the path, or of the nearest table around it."""
-        place = path
-        while place and place not in self.lines:
-            place = place[: max(place.rfind("."), place.rfind("["), 0)]
-        self.problems.append((self.lines.get(place, 0), what))
+        nearest = path
+        while nearest and nearest not in self.lines:
+            nearest = nearest[: max(nearest.rfind("."), nearest.rfind("["), 0)]
+        self.problems.append((self.lines.get(nearest, 0), what))
         return _BROKEN
 
     def value(self, data: Any, kind: Any, path: str) -> Any:
@@ -354,24 +354,24 @@ def _nearest(name: Any, names: list[str]) -> str:
 
 
 def line_numbers(text: str) -> dict[str, int]:
-    """Where each key and table stands. Keys inside inline tables have none; the nearest table around them does."""
+    """Line of each key and table. Keys inside inline tables have none; the nearest table around them does."""
     lines: dict[str, int] = {}
     tables: dict[str, int] = {}
     header = ""
     for number, line in enumerate(text.split("\n"), start=1):
-        if found := re.match(rf"\s*(\[\[?)\s*({_DOTTED})\s*\]", line):
-            *outer, last = _names(found[2])
+        if match := re.match(rf"\s*(\[\[?)\s*({_DOTTED})\s*\]", line):
+            *outer, last = _names(match[2])
             header = ""
             for name in outer:
                 header = join(header, name)
                 header += f"[{tables[header]}]" if header in tables else ""
             header = join(header, last)
-            if found[1] == "[[":
+            if match[1] == "[[":
                 tables[header] = tables.get(header, -1) + 1
                 header += f"[{tables[header]}]"
             lines.setdefault(header, number)
-        elif found := re.match(rf"\s*({_DOTTED})\s*=", line):
-            lines.setdefault(join(header, ".".join(_names(found[1]))), number)
+        elif match := re.match(rf"\s*({_DOTTED})\s*=", line):
+            lines.setdefault(join(header, ".".join(_names(match[1]))), number)
     return lines
 
 
@@ -380,10 +380,10 @@ def _names(dotted: str) -> list[str]:
 
 
 def nested_beyond(data: Any, depth: int) -> bool:
-    """Whether tables lie deeper than this. Counted, because Python's own limit differs between versions."""
+    """Tell whether tables lie deeper than this. Counted, because Python's own limit differs between versions."""
     level = [data]
     for _ in range(depth):
-        level = [each for value in level for each in _inside(value)]
+        level = [item for value in level for item in _inside(value)]
     return bool(level)
 
 

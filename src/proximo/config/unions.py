@@ -1,4 +1,4 @@
-"""Which classes a field of a frozen value may hold: its own union says so, and no registry.
+"""Classes that a field of a frozen value may hold: its own union says so, and no registry.
 
 A union is open where one of its members is a Protocol: then a frozen dataclass from a user's file, which has the
 protocol's members, is accepted too (proximo/config/plugins.py loads it).
@@ -17,7 +17,7 @@ from proximo.config import plugins
 RESERVED = "type"
 """The key of a table that says which class it is, so no field is called so."""
 NUMBERS: Mapping[type, tuple[type, ...]] = {int: (Integral,), float: (Real,), types.NoneType: (types.NoneType,)}
-"""What is accepted where a field holds a number, or none."""
+"""Types that are accepted where a field holds a number, or none."""
 WORDS = {int: "a whole number", float: "a number", types.NoneType: "None"}
 SPECIAL = ("__call__",)
 """Special methods that a protocol asks for."""
@@ -40,13 +40,13 @@ def protocols(kind: Any) -> list[type]:
 
 
 def choices(kind: Any, *more: str) -> list[str]:
-    """What `type` may be: the names of the dataclasses, what else it may be, and where the union is open the form in
-    which a class of a user's own is named."""
-    return [*(each.__name__ for each in classes(kind)), *more, *[f"or {plugins.FORM}"] * bool(protocols(kind))]
+    """Values that `type` may have: the names of the dataclasses, `more`, and where the union is open the form in which
+    a class of a user's own is named."""
+    return [*(option.__name__ for option in classes(kind)), *more, *[f"or {plugins.FORM}"] * bool(protocols(kind))]
 
 
 def is_choice(kind: Any) -> bool:
-    """Whether a table has to say which class it is."""
+    """Tell whether a table has to say which class it is."""
     return len(choices(kind)) > 1
 
 
@@ -85,15 +85,15 @@ def check_kinds(value: object, path: str = "") -> None:
 @cache
 def _closed_fields(kind: type) -> list[tuple[str, tuple[type, ...], str]]:
     """The fields that hold numbers or one of a few classes, with what they may hold and its name for a person."""
-    found = []
+    closed = []
     for field, its_kind in given_fields(kind):
         members = union_members(its_kind)
-        tables = all(each is types.NoneType or each in classes(its_kind) for each in members)
-        if (tables and members != (types.NoneType,)) or all(each in NUMBERS for each in members):
-            kinds = tuple(each for member in members for each in NUMBERS.get(member, (member,)))
-            names = [WORDS.get(each) or f"a {each.__name__}(...)" for each in members]
-            found.append((field.name, kinds, " or ".join(names)))
-    return found
+        tables = all(member is types.NoneType or member in classes(its_kind) for member in members)
+        if (tables and members != (types.NoneType,)) or all(member in NUMBERS for member in members):
+            kinds = tuple(accepted for member in members for accepted in NUMBERS.get(member, (member,)))
+            names = [WORDS.get(member) or f"a {member.__name__}(...)" for member in members]
+            closed.append((field.name, kinds, " or ".join(names)))
+    return closed
 
 
 # Classes of a user's own
@@ -101,9 +101,9 @@ def _closed_fields(kind: type) -> list[tuple[str, tuple[type, ...], str]]:
 
 def foreign_class(name: str, kind: Any, load: Callable[[str], type] = plugins.load_class) -> type:
     """The class that a name like "file.py:Name" points at, fit for this field; ValueError says what is missing."""
-    found = load(name)
-    check_foreign(found, kind)
-    return found
+    loaded = load(name)
+    check_foreign(loaded, kind)
+    return loaded
 
 
 def made(its_class: type, kind: Any, arguments: Mapping[str, Any]) -> Any:
@@ -120,7 +120,7 @@ def made(its_class: type, kind: Any, arguments: Mapping[str, Any]) -> Any:
 
 
 def foreign_name(its_class: type, kind: Any) -> str:
-    """How a class of a user's own is named in a config; ValueError where this field, or a config, cannot hold it."""
+    """Name of a user's own class in a config; ValueError where this field, or a config, cannot hold it."""
     name = plugins.place_of(its_class)
     if name is None or its_class.__module__ == "__main__":  # loading a script again would run all of it again
         raise ValueError(
@@ -131,38 +131,38 @@ def foreign_name(its_class: type, kind: Any) -> str:
     return name
 
 
-def check_foreign(found: type, kind: Any) -> None:
+def check_foreign(foreign: type, kind: Any) -> None:
     """Refuse a class that this field could not hold, or that TOML could not hold."""
-    parameters = getattr(found, "__dataclass_params__", None)
-    if not dataclasses.is_dataclass(found) or parameters is None or not parameters.frozen:
-        raise ValueError(f"{found.__name__} is no frozen dataclass: write @dataclass(frozen=True) above it")
+    parameters = getattr(foreign, "__dataclass_params__", None)
+    if not dataclasses.is_dataclass(foreign) or parameters is None or not parameters.frozen:
+        raise ValueError(f"{foreign.__name__} is no frozen dataclass: write @dataclass(frozen=True) above it")
     try:
-        hints = typing.get_type_hints(found)
+        hints = typing.get_type_hints(foreign)
     except Exception as error:  # an annotation may be any expression
-        raise ValueError(f"{found.__name__} has annotations that cannot be read, {error}: correct them") from None
-    for field in dataclasses.fields(found):
+        raise ValueError(f"{foreign.__name__} has annotations that cannot be read, {error}: correct them") from None
+    for field in dataclasses.fields(foreign):
         if field.init and field.name == RESERVED:
-            raise ValueError(f"{found.__name__} has a field called type, which says the class here: rename it")
+            raise ValueError(f"{foreign.__name__} has a field called type, which says the class here: rename it")
         if field.init and not _is_writable(hints[field.name]):
             raise ValueError(
-                f"{found.__name__}.{field.name} is {_spelled(hints[field.name])}, which no config can hold: make it a "
-                "bool, int, float, str, tuple, dict, a frozen dataclass or a union of these"
+                f"{foreign.__name__}.{field.name} is {_spelled(hints[field.name])}, which no config can hold: make it "
+                "a bool, int, float, str, tuple, dict, a frozen dataclass or a union of these"
             )
-    lacking = [(each, missing_members(found, each)) for each in protocols(kind)]
+    lacking = [(protocol, missing_members(foreign, protocol)) for protocol in protocols(kind)]
     protocol, missing = min(lacking, key=lambda pair: len(pair[1]))
     if missing:
         raise ValueError(
-            f"{found.__name__} lacks {', '.join(missing)}, which a {protocol.__name__} has: add what is missing"
+            f"{foreign.__name__} lacks {', '.join(missing)}, which a {protocol.__name__} has: add what is missing"
         )
 
 
-def missing_members(found: type, protocol: type) -> list[str]:
-    """What a protocol has and the class has not; a method of the protocol must be one of the class, too."""
-    names = {field.name for field in dataclasses.fields(found)}
+def missing_members(kind: type, protocol: type) -> list[str]:
+    """Members that a protocol has and the class has not; a method of the protocol must be one of the class, too."""
+    names = {field.name for field in dataclasses.fields(kind)}
     missing = []
     for name, member in _members(protocol).items():
         # Not getattr, which finds a class's own `__call__` for every class.
-        held = [vars(each)[name] for each in found.__mro__ if name in vars(each)]
+        held = [vars(base)[name] for base in kind.__mro__ if name in vars(base)]
         declared = bool(held) and held[0] is member and _is_stub(member)  # by the protocol, of which it is a subclass
         is_method = isinstance(member, types.FunctionType)
         wrong = is_method and bool(held) and not callable(held[0]) and not hasattr(held[0], "__func__")
@@ -172,28 +172,28 @@ def missing_members(found: type, protocol: type) -> list[str]:
 
 
 def _members(protocol: type) -> dict[str, Any]:
-    """Its attributes, properties and methods by name."""
-    found: dict[str, Any] = {}
-    for each in reversed(protocol.__mro__):
-        if typing.Protocol in each.__bases__:
-            declared = dict.fromkeys(vars(each).get("__annotations__", {})) | dict(vars(each))
-            found |= {name: item for name, item in declared.items() if name[0] != "_" or name in SPECIAL}
-    return found
+    """Attributes, properties and methods of a protocol by name."""
+    members: dict[str, Any] = {}
+    for base in reversed(protocol.__mro__):
+        if typing.Protocol in base.__bases__:
+            declared = dict.fromkeys(vars(base).get("__annotations__", {})) | dict(vars(base))
+            members |= {name: item for name, item in declared.items() if name[0] != "_" or name in SPECIAL}
+    return members
 
 
 def _is_stub(member: object) -> bool:
-    """Whether a protocol only declares this member: its body is a docstring and an ellipsis."""
+    """Tell whether a protocol only declares this member: its body is a docstring and an ellipsis."""
     function = member.fget if isinstance(member, property) else member
     code = function.__code__ if isinstance(function, types.FunctionType) else None
     return code is not None and not code.co_names and set(code.co_consts) <= {None, function.__doc__}
 
 
 def _is_writable(kind: Any) -> bool:
-    """Whether TOML holds values of this type and gives them back equal."""
+    """Tell whether TOML holds values of this type and gives them back equal."""
     for option in union_members(kind):
         origin, inner = typing.get_origin(option), typing.get_args(option)
         if origin is tuple and inner:
-            good = all(each is Ellipsis or _is_writable(each) for each in inner)
+            good = all(item is Ellipsis or _is_writable(item) for item in inner)
         elif origin in (dict, Mapping) or option in (dict, Mapping):
             good = not inner or (inner[0] is str and _is_writable(inner[1]))
         else:

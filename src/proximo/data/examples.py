@@ -10,12 +10,12 @@ from proximo.types import Message
 
 @dataclass(frozen=True)
 class Example:
-    place: str
+    location: str
     """File and row it comes from, for error messages."""
     prompt: Prompt
     completion: str
     opening: Prompt | None = None
-    """For a conversation with several replies: the prompt of the first, so that all stay on one side of a split."""
+    """First prompt of a conversation with several replies, so that all stay on one side of a split."""
 
     @property
     def key(self) -> str:
@@ -63,7 +63,7 @@ def read_examples(
         try:
             examples += _examples(row, columns, chat)
         except ValueError as error:
-            mistakes.add(row.place, str(error))
+            mistakes.add(row.location, str(error))
     return examples
 
 
@@ -93,7 +93,7 @@ def _reply(row: Row) -> str:
 
 
 def _question(row: Row, column: str, chat: bool) -> Prompt:
-    """What is asked in this column; an instruction comes with the text that it is about."""
+    """Question in this column; an instruction comes with the text that it is about."""
     asked = read_prompt(row[column], column)
     about = next((row[name] for name in ("input", "context") if row.has(name) and row[name] and name != column), "")
     if column != "instruction" or not isinstance(asked, str):
@@ -108,7 +108,7 @@ def _question(row: Row, column: str, chat: bool) -> Prompt:
 
 
 def _answered(row: Row, prompt: Prompt, column: str, chat: bool) -> Example:
-    return Example(row.place, _in_chat(row, prompt, chat), read_completion(row[column], column))
+    return Example(row.location, _in_chat(row, prompt, chat), read_completion(row[column], column))
 
 
 def _in_chat(row: Row, prompt: Prompt, chat: bool) -> Prompt:
@@ -134,7 +134,7 @@ def _conversation(row: Row, column: str) -> list[Example]:
     opening = messages[: replies[0]] if len(replies) > 1 else None
     return [
         Example(
-            row.place if opening is None else f"{row.place}, turn {number + 1}",
+            row.location if opening is None else f"{row.location}, turn {number + 1}",
             messages[:number],
             read_completion(messages[number]["content"], f"turn {number + 1}"),
             opening,
@@ -144,7 +144,7 @@ def _conversation(row: Row, column: str) -> list[Example]:
 
 
 def _messages(value: Any, column: str) -> tuple[Message, ...]:
-    spoken = [_message(each) for each in value] if isinstance(value, list) else value
+    spoken = [_message(turn) for turn in value] if isinstance(value, list) else value
     messages = read_prompt(spoken, column)
     if isinstance(messages, str):
         raise ValueError(f"{column} is a text: give a list of messages with role and content, or prompt and completion")

@@ -1,4 +1,4 @@
-"""Files of rows: JSONL, JSON, Parquet, CSV, TSV and Arrow, each as (place, values) pairs.
+"""Files of rows: JSONL, JSON, Parquet, CSV, TSV and Arrow, each as (location, values) pairs.
 
 A file may come from a stranger: its rows, and what they take in memory, are bounded before they are made.
 """
@@ -13,19 +13,19 @@ from typing import Any, BinaryIO, Protocol, TextIO
 
 from proximo.system.opening import open_file, without_links
 
-Placed = tuple[str, Any]
+LocatedValue = tuple[str, Any]
 """File and row, for messages, and the row's values."""
 
 
 class Noting(Protocol):
-    def add(self, place: str, what: str) -> None:
+    def add(self, location: str, what: str) -> None:
         """Note a row that cannot be read."""
         ...
 
 
 FORMATS = (".jsonl", ".json", ".parquet", ".csv", ".tsv", ".arrow")
 SEPARATORS = (",", ";", "\t")
-"""What may separate the values of a table that is text."""
+"""Separators of values in a table that is text."""
 MAX_ROWS = 5_000_000
 """Rows of a file; each is kept in memory, with about a thousand bytes."""
 MAX_VALUES = 1 << 26
@@ -39,10 +39,10 @@ MAX_JSON = 1 << 30
 PIECE = 16 << 20
 """Bytes of JSON in which strings are told from the rest at once."""
 _HALF = re.compile(rb"\\u[dD][89a-fA-F]")
-"""May be half of a surrogate pair, as JSON can spell it."""
+"""Pattern of what may be half of a surrogate pair, as JSON can spell it."""
 
 
-def read_file(path: str, mistakes: Noting) -> list[Placed]:
+def read_file(path: str, mistakes: Noting) -> list[LocatedValue]:
     """All rows of a file, whatever they hold; OSError says why a file cannot be read, `mistakes` which rows."""
     readers = {".jsonl": _jsonl, ".json": _json, ".csv": _csv, ".tsv": _csv, ".parquet": _parquet, ".arrow": _arrow}
     suffix = Path(path).suffix
@@ -60,26 +60,26 @@ def read_file(path: str, mistakes: Noting) -> list[Placed]:
 # Text
 
 
-def _jsonl(path: str, file: BinaryIO, mistakes: Noting) -> list[Placed]:
-    """One row to a line. Lines end at line feeds only: a JSON string may contain other separators unescaped."""
-    rows: list[Placed] = []
+def _jsonl(path: str, file: BinaryIO, mistakes: Noting) -> list[LocatedValue]:
+    """Read one row to a line. Lines end at line feeds only: a JSON string may contain other separators unescaped."""
+    rows: list[LocatedValue] = []
     hints = 0
     for number, line in enumerate(_lines(file), start=1):
         if (hints := hints + _hints(line)) > MAX_VALUES:
             _refuse_values(_held([value for _, value in rows]))
             hints = _hints(line)
-        place = f"{path}:{number}"
+        location = f"{path}:{number}"
         if len(line) > MAX_ROW:
-            mistakes.add(place, f"more than {MAX_ROW >> 20} MiB in one line: shorten it")
+            mistakes.add(location, f"more than {MAX_ROW >> 20} MiB in one line: shorten it")
         elif line.strip():
             try:
-                rows.append((place, _value(line)))
+                rows.append((location, _value(line)))
             except UnicodeDecodeError as error:
-                mistakes.add(place, f"not UTF-8, {error.reason} at byte {error.start}")
+                mistakes.add(location, f"not UTF-8, {error.reason} at byte {error.start}")
             except json.JSONDecodeError as error:
-                mistakes.add(place, f"not JSON, {error.msg} at column {error.colno}")
+                mistakes.add(location, f"not JSON, {error.msg} at column {error.colno}")
             except (ValueError, RecursionError) as error:
-                mistakes.add(place, f"not JSON, {error}")
+                mistakes.add(location, f"not JSON, {error}")
         if number > MAX_ROWS:
             raise OSError(f"it has more than {MAX_ROWS:,} lines: give a part of them")
     return rows
@@ -95,12 +95,12 @@ def _lines(file: BinaryIO) -> Iterator[bytes]:
 
 
 def _hints(text: bytes) -> int:
-    """Most values that JSON makes of a text: `[],` takes three bytes, and eighty in memory. Those in strings count."""
+    """Maximum values that JSON makes of a text: `[],` takes three bytes, eighty in memory. Those in strings count."""
     return text.count(b",") + text.count(b"[") + text.count(b"{")
 
 
 def _values_of(text: bytes) -> int:
-    """The same, without what is in strings."""
+    """Maximum values likewise, without what is in strings."""
     from numpy import bitwise_xor, count_nonzero, frombuffer, uint8
 
     count, is_inside = 0, uint8(0)
@@ -109,18 +109,18 @@ def _values_of(text: bytes) -> int:
         piece = frombuffer(plain, uint8, min(PIECE, len(plain) - start), start)
         inside = bitwise_xor.accumulate((piece == ord('"')).view(uint8)) ^ is_inside
         is_inside = inside[-1]
-        count += sum(int(count_nonzero((piece == each) & (inside == 0))) for each in b",[{")
+        count += sum(int(count_nonzero((piece == mark) & (inside == 0))) for mark in b",[{")
     return count
 
 
 def _held(values: list[Any]) -> int:
-    """How many values there are in lists and objects."""
+    """Number of values in lists and objects."""
     count = 0
     while values:
         value = values.pop()
         inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
         count += len(inner)
-        values.extend(each for each in inner if isinstance(each, dict | list))
+        values.extend(item for item in inner if isinstance(item, dict | list))
     return count
 
 
@@ -151,7 +151,7 @@ def _value(text: bytes) -> Any:
     return value
 
 
-def _json(path: str, file: BinaryIO, mistakes: Noting) -> list[Placed]:
+def _json(path: str, file: BinaryIO, mistakes: Noting) -> list[LocatedValue]:
     """A list of objects; many files of this name are JSONL, and are read as such."""
     _check_marks(file)
     start = file.tell()
@@ -180,7 +180,7 @@ def _json(path: str, file: BinaryIO, mistakes: Noting) -> list[Placed]:
     return [(f"{path}, row {number}", row) for number, row in enumerate(rows, start=1)]
 
 
-def _csv(path: str, file: BinaryIO, mistakes: Noting) -> list[Placed]:
+def _csv(path: str, file: BinaryIO, mistakes: Noting) -> list[LocatedValue]:
     """The first line names the columns and shows what separates them; all values are text, and an empty one is
     None."""
     _check_marks(file)
@@ -225,13 +225,15 @@ def _separator(path: str, header: str) -> str:
     if Path(path).suffix == ".tsv":
         return "\t"
     header = header.rstrip("\r\n")
-    return next((each for each in SEPARATORS if len(next(csv.reader([header], delimiter=each), [])) > 1), ",")
+    return next(
+        (separator for separator in SEPARATORS if len(next(csv.reader([header], delimiter=separator), [])) > 1), ","
+    )
 
 
 # Tables
 
 
-def _parquet(path: str, file: BinaryIO, mistakes: Noting) -> list[Placed]:
+def _parquet(path: str, file: BinaryIO, mistakes: Noting) -> list[LocatedValue]:
     # Imported late, because only these formats need it.
     from proximo.system.parquet import open_parquet
 
@@ -241,7 +243,7 @@ def _parquet(path: str, file: BinaryIO, mistakes: Noting) -> list[Placed]:
         raise OSError(str(error)) from error
 
 
-def _arrow(path: str, file: BinaryIO, mistakes: Noting) -> list[Placed]:
+def _arrow(path: str, file: BinaryIO, mistakes: Noting) -> list[LocatedValue]:
     """Arrow's file format, or its stream format, which Hugging Face's `save_to_disk` writes."""
     from proximo.system.arrow import arrow_batches
 
@@ -252,16 +254,16 @@ def _arrow(path: str, file: BinaryIO, mistakes: Noting) -> list[Placed]:
 
 
 def _limits() -> Any:
-    from proximo.system.parquet import Limits
+    from proximo.system.parquet import TableLimits
 
-    return Limits(MAX_ROWS, MAX_VALUES, MAX_BYTES)
+    return TableLimits(MAX_ROWS, MAX_VALUES, MAX_BYTES)
 
 
-def _numbered(path: str, batches: Any) -> list[Placed]:
+def _numbered(path: str, batches: Any) -> list[LocatedValue]:
     """The rows of all batches."""
     from pyarrow import ArrowException
 
-    rows: list[Placed] = []
+    rows: list[LocatedValue] = []
     try:
         for batch in batches:
             batch.validate(full=True)

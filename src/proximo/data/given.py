@@ -35,9 +35,9 @@ def rows_of(given: Any) -> list[Mapping[str, Any]]:
 
 
 def _has_columns(given: Mapping[Any, Any]) -> bool:
-    """Whether the values are columns: not single texts, and not splits, which are Datasets or lists of rows."""
-    lists = all(hasattr(each, "tolist") or isinstance(each, list | tuple) for each in given.values())
-    return lists and not all(not len(each) or isinstance(each[0], Mapping) for each in given.values())
+    """Tell whether the values are columns: not single texts, and not splits, which are Datasets or lists of rows."""
+    lists = all(hasattr(column, "tolist") or isinstance(column, list | tuple) for column in given.values())
+    return lists and not all(not len(column) or isinstance(column[0], Mapping) for column in given.values())
 
 
 def _of_columns(columns: Mapping[Any, Any]) -> list[Mapping[str, Any]]:
@@ -45,8 +45,8 @@ def _of_columns(columns: Mapping[Any, Any]) -> list[Mapping[str, Any]]:
     lists = {str(name): column.tolist() if hasattr(column, "tolist") else column for name, column in columns.items()}
     lengths = {name: len(column) for name, column in lists.items()}
     if len(set(lengths.values())) > 1:
-        told = ", ".join(f"{name} {length}" for name, length in lengths.items())
-        raise ValueError(f"data has columns of different lengths: {told}")
+        counts = ", ".join(f"{name} {length}" for name, length in lengths.items())
+        raise ValueError(f"data has columns of different lengths: {counts}")
     return [
         {name: _plain(value) for name, value in zip(lists, row, strict=True)}
         for row in zip(*lists.values(), strict=True)
@@ -58,7 +58,7 @@ def _plain(value: Any) -> Any:
     if hasattr(value, "tolist"):
         return _plain(value.tolist())
     if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
+        return [_plain(item) for item in value]
     is_none = (isinstance(value, float) and math.isnan(value)) or type(value).__name__ in ("NAType", "NaTType")
     return None if is_none else value
 
@@ -80,6 +80,6 @@ def paths_of(given: Any, keep_in: Path) -> list[str]:
     """Data as paths: rows that are given in Python are written to a file in `keep_in`."""
     if isinstance(given, str | Path):
         return [str(given)]
-    if isinstance(given, list | tuple) and all(isinstance(each, str | Path) for each in given):
-        return [str(each) for each in given]
+    if isinstance(given, list | tuple) and all(isinstance(path, str | Path) for path in given):
+        return [str(path) for path in given]
     return [keep_rows(rows_of(given), keep_in)]

@@ -1,4 +1,4 @@
-"""Where data lie: a file, a pattern of files, a folder, or a data set on the Hugging Face hub.
+"""Locations of data: a file, a pattern of files, a folder, or a data set on the Hugging Face hub.
 
 A data set on the hub is OWNER/NAME[@REVISION][:INSIDE], where INSIDE is a file, a pattern or a folder within it:
 `openai/gsm8k`, `openai/gsm8k:main`, `openai/gsm8k@740312a:main/train-*.parquet`.
@@ -40,10 +40,10 @@ class HubData:
 
 def hub_data(path: str) -> HubData | None:
     """The hub's data set that a path names; None for a path on this machine."""
-    found = _HUB.fullmatch(path)
-    if found is None or Path(path).exists() or Path(found["repo"]).suffix in FORMATS or glob.has_magic(found["repo"]):
+    match = _HUB.fullmatch(path)
+    if match is None or Path(path).exists() or Path(match["repo"]).suffix in FORMATS or glob.has_magic(match["repo"]):
         return None
-    return HubData(found["repo"], found["revision"], found["inside"] or "")
+    return HubData(match["repo"], match["revision"], match["inside"] or "")
 
 
 def data_name(path: str) -> str:
@@ -65,8 +65,8 @@ def data_files(path: str, field: str) -> list[str]:
         chosen = [files[name] for name in _one_kind(files, path, field)] or _refuse_none(path, field)
         return _without_strangers(chosen, field)
     if Path(path).is_dir():
-        found = [str(file) for file in sorted(Path(path).rglob("*")) if _is_data(file.relative_to(path))]
-        return _without_strangers(_one_kind(found, path, field) or _refuse_none(path, field), field)
+        files = [str(file) for file in sorted(Path(path).rglob("*")) if _is_data(file.relative_to(path))]
+        return _without_strangers(_one_kind(files, path, field) or _refuse_none(path, field), field)
     if glob.has_magic(path) and not Path(path).exists():
         return _without_strangers(sorted(glob.glob(path)) or _refuse_none(path, field), field)
     if not Path(path).exists():
@@ -101,7 +101,7 @@ def split_patterns(path: str, field: str) -> tuple[str, list[str]]:
         return path, []
     names = [str(file.relative_to(path)) for file in sorted(Path(path).rglob("*")) if _is_data(file.relative_to(path))]
     train, tests = _split(names, lambda name: os.path.join(path, name), path, field)
-    return os.path.join(path, train) if train else path, [os.path.join(path, each) for each in tests]
+    return os.path.join(path, train) if train else path, [os.path.join(path, pattern) for pattern in tests]
 
 
 def _split(names: Sequence[str], shown: Callable[[str], str], path: str, field: str) -> tuple[str | None, list[str]]:
@@ -109,9 +109,9 @@ def _split(names: Sequence[str], shown: Callable[[str], str], path: str, field: 
     train = sorted({_pattern(name) for name in names if _role(name) == "train"})
     tests = sorted({_pattern(name) for name in names if _role(name) == "test"})
     if len(train) > 1:
-        folders = [str(PurePosixPath(each).parent) for each in train]
+        folders = [str(PurePosixPath(pattern).parent) for pattern in train]
         choices = folders if len(set(folders)) == len(folders) and "." not in folders else train
-        several = " or ".join(shown(each) for each in choices[:4])
+        several = " or ".join(shown(pattern) for pattern in choices[:4])
         raise ValueError(f"{field} is {path!r}, which holds several data sets: give {several}")
     return (train[0], tests) if train else (None, [])
 
@@ -126,7 +126,7 @@ def _pattern(name: str) -> str:
 
 
 def _role(name: str) -> str | None:
-    """Which split a file's name says: `train`, `test` or None."""
+    """Split that a file's name says: `train`, `test` or None."""
     path = PurePosixPath(name)
     for part in (path.stem, *reversed(path.parent.parts)):
         word = re.split(r"[^a-z]", part.lower())[0]
@@ -175,7 +175,7 @@ def _on_hub(hub: HubData, field: str) -> tuple[str, list[str]]:
     try:
         if not constants.HF_HUB_OFFLINE:
             info = HfApi().dataset_info(hub.repo, revision=hub.revision, timeout=SECONDS)
-            names = [each.rfilename for each in info.siblings or () if _is_data(Path(each.rfilename))]
+            names = [sibling.rfilename for sibling in info.siblings or () if _is_data(Path(sibling.rfilename))]
             return snapshot_download(**pattern, allow_patterns=_inside(names, hub.inside)), names
     except RepositoryNotFoundError:
         raise ValueError(

@@ -10,13 +10,13 @@ from proximo.data.splits import prompt_key
 
 @dataclass(frozen=True)
 class Ranking:
-    place: str
+    location: str
     """File and row it comes from, for error messages."""
     prompt: Prompt
     completions: tuple[str, ...]
     """Completions, best first; at least two, all different."""
     margin: float | None = None
-    """By how much the first is better; for pairs only."""
+    """Margin by which the first is better; for pairs only."""
 
     @property
     def key(self) -> str:
@@ -30,7 +30,7 @@ def read_rankings(path: str, mistakes: Mistakes, *, field: str = "data.path") ->
         try:
             rankings.append(_ranking(row))
         except ValueError as error:
-            mistakes.add(row.place, str(error))
+            mistakes.add(row.location, str(error))
     return rankings
 
 
@@ -48,7 +48,7 @@ def _ranking(row: Row) -> Ranking:
         prompt, completions = _pair(row)
         if completions[0] == completions[1]:
             raise ValueError("chosen and rejected are equal: there is no preference to learn")
-    return Ranking(row.place, prompt, tuple(completions), _margin(row, len(completions)))
+    return Ranking(row.location, prompt, tuple(completions), _margin(row, len(completions)))
 
 
 def _pair(row: Row) -> tuple[Prompt, list[str]]:
@@ -63,7 +63,7 @@ def _is_conversation(value: Any) -> bool:
 
 
 def _diverging(row: Row, chosen: list[Any], rejected: list[Any]) -> tuple[Prompt, list[str]]:
-    """Two conversations that differ in their last turn; what comes before it is the prompt."""
+    """Split two conversations that differ in their last turn; what comes before it is the prompt."""
     shared = read_prompt(chosen[:-1])
     if shared != read_prompt(rejected[:-1]):
         raise ValueError("chosen and rejected differ before their last turn: only their last turns may")

@@ -33,53 +33,56 @@ class Mistakes:
     """
 
     def __init__(self) -> None:
-        self._found: list[tuple[str, str]] = []
+        self._mistakes: list[tuple[str, str]] = []
 
     def __len__(self) -> int:
-        return len(self._found)
+        return len(self._mistakes)
 
     def __iter__(self) -> Iterator[str]:
         """All mistakes in file order."""
-        return (f"{place}: {what}" for place, what in sorted(self._found, key=lambda found: _numbered(found[0])))
+        return (
+            f"{location}: {what}"
+            for location, what in sorted(self._mistakes, key=lambda mistake: _numbered(mistake[0]))
+        )
 
     def __str__(self) -> str:
         """A mistake that many rows share (apart from its numbers) is printed once, with an example and a count."""
-        shown = self._found[:_SORTED]
-        counts, told, lines = Counter(map(_kind, shown)), set[str](), []
-        for found in sorted(shown, key=lambda found: _numbered(found[0])):
-            kind, line = _kind(found), ": ".join(found)
+        shown = self._mistakes[:_SORTED]
+        counts, reported, lines = Counter(map(_kind, shown)), set[str](), []
+        for mistake in sorted(shown, key=lambda mistake: _numbered(mistake[0])):
+            kind, line = _kind(mistake), ": ".join(mistake)
             if counts[kind] <= _ALIKE:
                 lines.append(line)
-            elif kind not in told:
+            elif kind not in reported:
                 lines.append(f"{line} (and {counts[kind] - 1} more rows like it)")
-                told.add(kind)
-        unsorted = len(self._found) - len(shown)
+                reported.add(kind)
+        unsorted = len(self._mistakes) - len(shown)
         more = [f"and {len(lines) + unsorted - _SHOWN} more"] if len(lines) > _SHOWN else []
         more += [f"and {unsorted} more"] if unsorted and not more else []
         return "\n".join([*lines[:_SHOWN], *more])
 
-    def add(self, place: str, what: str) -> None:
-        self._found.append((place, what))
+    def add(self, location: str, what: str) -> None:
+        self._mistakes.append((location, what))
 
     def refuse(self, heading: str) -> None:
         """Raise a ValueError with all mistakes, if there are any."""
-        if self._found:
+        if self._mistakes:
             raise ValueError(f"{heading}\n{self}")
 
 
-def _kind(found: tuple[str, str]) -> str:
-    """A mistake without its place and its numbers."""
-    return re.sub(r"\d+", "#", found[1])
+def _kind(mistake: tuple[str, str]) -> str:
+    """A mistake without its location and its numbers."""
+    return re.sub(r"\d+", "#", mistake[1])
 
 
-def _numbered(place: str) -> list[tuple[int, str]]:
+def _numbered(location: str) -> list[tuple[int, str]]:
     """Sorts line 9 before line 10."""
-    return [(int(part), "") if part.isdecimal() else (0, part) for part in re.split(r"(\d+)", place)]
+    return [(int(part), "") if part.isdecimal() else (0, part) for part in re.split(r"(\d+)", location)]
 
 
 @dataclass(frozen=True)
 class Row:
-    place: str
+    location: str
     """File and row, for messages: `pairs.jsonl:7` or `pairs.parquet, row 7`."""
     values: Mapping[str, Any]
     """Values by column."""
@@ -99,7 +102,7 @@ class Row:
         return value
 
     def has(self, *columns: str) -> bool:
-        """Whether all of these have a value; Parquet fills a column that only some rows have with None."""
+        """Tell whether all of these have a value; Parquet fills a column that only some rows have with None."""
         return all(self.values.get(column) is not None for column in columns)
 
 
@@ -114,9 +117,9 @@ class DataFile:
     max_tokens: int = 2048
     """Maximum tokens of prompt and completion together."""
     too_long: Literal["leave_out", "cut"] | None = None
-    """What becomes of a longer row: it is left out, or its completion is cut off. None: it is a bad row."""
+    """Fate of a longer row: it is left out, or its completion is cut off. None: it is a bad row."""
     skip_bad: bool = False
-    """Whether to skip and count bad rows instead of refusing the file."""
+    """True to skip and count bad rows instead of refusing the file."""
 
     def __post_init__(self) -> None:
         check_share(self.held_out, "data.held_out")
@@ -142,21 +145,21 @@ def read_rows(path: str, mistakes: Mistakes, *, field: str = "data.path") -> lis
 
 def _rows_of(file: str, mistakes: Mistakes, field: str) -> Iterator[Row]:
     try:
-        found = read_file(file, mistakes)
+        rows = read_file(file, mistakes)
     except OSError as error:
         raise ValueError(f"{field} is {file!r}: it cannot be read, {error}") from error
     except MemoryError:
         raise ValueError(f"{field} is {file!r}: it cannot be read, there is not enough memory: give a part") from None
-    for place, values in found:
+    for location, values in rows:
         if isinstance(values, Mapping):
-            yield Row(place, values)
+            yield Row(location, values)
         else:
-            mistakes.add(place, f"{shortened(values)} is not an object with columns: write one object to a line")
+            mistakes.add(location, f"{shortened(values)} is not an object with columns: write one object to a line")
 
 
 @contextmanager
 def _no_collection() -> Iterator[None]:
-    """Without looking for garbage: among millions of new rows, none of which is any, that takes half of the time."""
+    """Stop looking for garbage: among millions of new rows, none of which is any, that takes half of the time."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -181,14 +184,14 @@ def refuse_absent(rows: Sequence[Row], columns: Sequence[str], data: str, field:
 
 def _columns(rows: Sequence[Row]) -> list[str]:
     """Names of all columns with a value; those of a column's fields are given instead of its own, as `a.b`."""
-    found: dict[str, None] = {}
+    names: dict[str, None] = {}
     for row in rows:
         for name, value in row.values.items():
             if isinstance(value, Mapping):
-                found |= dict.fromkeys(f"{name}.{inner}" for inner in value)
+                names |= dict.fromkeys(f"{name}.{inner}" for inner in value)
             elif value is not None:
-                found[name] = None
-    return list(found)
+                names[name] = None
+    return list(names)
 
 
 def read_prompt(value: Any, name: str = "the prompt") -> Prompt:
@@ -224,7 +227,7 @@ def _sound(text: str, name: str) -> str:
 
 
 def is_text(value: Any) -> TypeGuard[str]:
-    """Whether it is an encodable string: JSON can contain half a surrogate pair, which no tokenizer accepts."""
+    """Tell whether it is an encodable string: JSON can contain half a surrogate pair, which no tokenizer accepts."""
     if not isinstance(value, str):
         return False
     try:

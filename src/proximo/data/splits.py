@@ -32,9 +32,9 @@ def is_held_out(key: str, share: float) -> bool:
 
 
 @runtime_checkable
-class Placed(Protocol):
+class Located(Protocol):
     @property
-    def place(self) -> str: ...
+    def location(self) -> str: ...
 
     @property
     def key(self) -> str:
@@ -42,17 +42,17 @@ class Placed(Protocol):
         ...
 
 
-Item = TypeVar("Item", bound=Placed)
-Read_co = TypeVar("Read_co", bound=Placed, covariant=True)
+Item = TypeVar("Item", bound=Located)
+Read_co = TypeVar("Read_co", bound=Located, covariant=True)
 
 
 @runtime_checkable
-class Reader(Protocol[Read_co]):
+class ReadsItems(Protocol[Read_co]):
     def __call__(self, path: str, mistakes: Mistakes, *, field: str) -> Sequence[Read_co]: ...
 
 
 def read_splits(
-    read: Reader[Item], path: str, held_out: float | str, mistakes: Mistakes, *, field: str = "data"
+    read: ReadsItems[Item], path: str, held_out: float | str, mistakes: Mistakes, *, field: str = "data"
 ) -> tuple[list[Item], list[Item]]:
     """Read training and held-out items. Held out is a share of the file, or a separate file without overlap."""
     items = read(path, mistakes, field=f"{field}.path")
@@ -70,7 +70,7 @@ def read_splits(
     known = {item.key for item in others}
     for item in items:
         if item.key in known:
-            mistakes.add(item.place, f"this prompt is also in {held_out}: remove one of them")
+            mistakes.add(item.location, f"this prompt is also in {held_out}: remove one of them")
     return [item for item in items if item.key not in known], others
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from proximo.distributed.launching import LAUNCHER, NOTES, Processes, Start
 from proximo.learner.ranks import Ranks
 from proximo.processes import tree
-from proximo.processes.cluster import asked, connect, own_place
+from proximo.processes.cluster import asked, connect, local_address
 from proximo.processes.server import KEEPER
 
 PLACED = 600.0
@@ -25,7 +25,7 @@ class RankProcess:
     """Runs on a node: one rank in a process of its own, which ends with this one."""
 
     def meeting_place(self) -> tuple[str, int]:
-        return own_place()
+        return local_address()
 
     def start(self, command: Sequence[str], environment: dict[str, str], output: int | None, folder: str) -> None:
         """`folder`: where the launcher was started, since a command names files from there."""

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from proximo.environments.instance import Instance, allowed
-from proximo.processes.child import NotLoaded, Places, Process, located
+from proximo.processes.child import NodePlaces, NotLoaded, WorkerProcess, located
 from proximo.processes.failures import Failure, GraderFailed, plain
-from proximo.processes.pool import Slot, Threads
+from proximo.processes.pool import Threads, WorkerSlot
 from proximo.processes.tree import cores
 from proximo.processes.worker import described
 from proximo.rewards.calling import finished
@@ -111,11 +111,11 @@ class Hosts:
 class ProcessHost:
     """Episodes in processes of their own, below one that has loaded the environment."""
 
-    def __init__(self, job: ActingJob, rounds: Callable[[], int] = lambda: 1, places: Places | None = None) -> None:
+    def __init__(self, job: ActingJob, rounds: Callable[[], int] = lambda: 1, places: NodePlaces | None = None) -> None:
         """`rounds`: how many are played at the same time and share the cores. `places`: where the process may run;
         None: on this machine."""
         self._job, self._rounds = job, rounds
-        self._slot = Slot(SCRIPT, job, places)
+        self._slot = WorkerSlot(SCRIPT, job, places)
         self._numbers = count()
 
     def start(self, groups: Sequence[int], messages: Sequence[Message]) -> list[tuple[list[int], list[Answer]]]:
@@ -144,7 +144,7 @@ class ProcessHost:
                 raise GraderFailed(f"environment.path is {self._job.path!r}: {error}") from None
             if process is None:
                 return [Failure("died", "the run has ended")] * count
-            share = cores() / self._rounds() if process.place is None else process.place.cores
+            share = cores() / self._rounds() if process.node_place is None else process.node_place.cores
             request = {"starts": starts, "asks": asks, "ends": ends, "seconds": self._job.seconds, "cores": share}
             answers = _asked(process, request, count, self._job)
         if isinstance(answers, Failure):
@@ -153,7 +153,7 @@ class ProcessHost:
         return [late if each is None else checked(each) for each in answers]
 
 
-def _asked(process: Process, request: Message, count: int, job: ActingJob) -> list[Any] | Failure:
+def _asked(process: WorkerProcess, request: Message, count: int, job: ActingJob) -> list[Any] | Failure:
     """Answers to a request of `count` episodes; one failure where the process itself has failed."""
     characters = count * (6 * job.max_characters + 4096) // 64  # a character may be six bytes of JSON
     seconds = allowed(job.seconds, count, request["cores"])

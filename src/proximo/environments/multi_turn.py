@@ -13,7 +13,7 @@ from proximo.environments.protocol import Ask, Question
 from proximo.environments.rollout import Game
 from proximo.environments.tool_calls import HERMES, call_format, schema_of, with_tools
 from proximo.models.model_types import PreTrainedTokenizerBase
-from proximo.processes.child import Places
+from proximo.processes.child import NodePlaces
 from proximo.rewards.function import check_range
 from proximo.rewards.grading import grading
 from proximo.rewards.judges.usage import Usage
@@ -136,7 +136,7 @@ class MultiTurn:
         most = MAX_CHARACTERS * self.max_answer_tokens
         return ActingJob(self.path or None, arguments, self.tools, self.seconds, self.memory_mb, most)
 
-    def _hosts(self, places: Places | None) -> Hosts:
+    def _hosts(self, places: NodePlaces | None) -> Hosts:
         job = self._job
         if not all(map(_is_own, filter(None, (self.path, *self.tools)))):
             return Hosts(lambda rounds: ProcessHost(job, rounds, places), MAX_HOSTS)

@@ -7,7 +7,7 @@ from typing import ClassVar
 import torch
 
 from proximo.models import free_bytes
-from proximo.planning.roofline import H200, Machine, machine_of
+from proximo.planning.roofline import H200, DeviceLimits, machine_of
 from proximo.rl.preflight.estimate import machine_bytes
 
 GIB = 2**30
@@ -19,14 +19,14 @@ other cards."""
 
 
 @dataclass(frozen=True)
-class Card:
+class DeviceCard:
     """A device, with the numbers of its datasheet.
 
-    Example: Card("A100-40", memory=39.4, bandwidth=1.555e12, arithmetic=312e12)
+    Example: DeviceCard("A100-40", memory=39.4, bandwidth=1.555e12, arithmetic=312e12)
     """
 
     NUMBERS: ClassVar[tuple[str, ...]] = ("memory", "bandwidth", "arithmetic")
-    """What a datasheet says, in the order of the fields."""
+    """Numbers of a datasheet, in the order of the fields."""
     name: str
     memory: float
     """Memory that programs can use, in GiB: as torch reports it, which is less than the datasheet's GB."""
@@ -51,28 +51,28 @@ class Card:
         return int((self.memory - self.context) * GIB)
 
     @property
-    def machine(self) -> Machine:
+    def machine(self) -> DeviceLimits:
         """The limits that times are predicted from."""
         if not self.is_gpu:
-            return Machine(self.name, self.bandwidth, self.arithmetic, 0.0, 4)
+            return DeviceLimits(self.name, self.bandwidth, self.arithmetic, 0.0, 4)
         bandwidth, arithmetic = self.bandwidth * REACHED_BANDWIDTH, self.arithmetic * REACHED_ARITHMETIC
-        return Machine(self.name, bandwidth, arithmetic, H200.kernel_seconds, H200.number_bytes)
+        return DeviceLimits(self.name, bandwidth, arithmetic, H200.kernel_seconds, H200.number_bytes)
 
 
 CARDS = (
-    Card("B200", 178.3, 8.0e12, 2250e12, link=900e9),
-    Card("H200", 139.8, H200_BANDWIDTH, H200_ARITHMETIC, link=450e9),
-    Card("H100", 79.1, 3.35e12, 989e12, link=450e9),
-    Card("H800", 79.1, 3.35e12, 989e12, link=200e9),
-    Card("H20", 95.1, 4.0e12, 148e12, link=450e9),
-    Card("H100-PCIe", 79.1, 2.0e12, 756e12),
-    Card("A100-80", 79.1, 2.039e12, 312e12, link=300e9),
-    Card("A100-40", 39.4, 1.555e12, 312e12, link=300e9),
-    Card("L40S", 44.4, 0.864e12, 362e12),
-    Card("RTX5090", 31.4, 1.792e12, 209.5e12),
-    Card("RTX4090", 23.6, 1.008e12, 165.2e12),
-    Card("RTX3090", 23.6, 0.936e12, 71e12),
-    Card("L4", 22.0, 0.3e12, 121e12),
+    DeviceCard("B200", 178.3, 8.0e12, 2250e12, link=900e9),
+    DeviceCard("H200", 139.8, H200_BANDWIDTH, H200_ARITHMETIC, link=450e9),
+    DeviceCard("H100", 79.1, 3.35e12, 989e12, link=450e9),
+    DeviceCard("H800", 79.1, 3.35e12, 989e12, link=200e9),
+    DeviceCard("H20", 95.1, 4.0e12, 148e12, link=450e9),
+    DeviceCard("H100-PCIe", 79.1, 2.0e12, 756e12),
+    DeviceCard("A100-80", 79.1, 2.039e12, 312e12, link=300e9),
+    DeviceCard("A100-40", 39.4, 1.555e12, 312e12, link=300e9),
+    DeviceCard("L40S", 44.4, 0.864e12, 362e12),
+    DeviceCard("RTX5090", 31.4, 1.792e12, 209.5e12),
+    DeviceCard("RTX4090", 23.6, 1.008e12, 165.2e12),
+    DeviceCard("RTX3090", 23.6, 0.936e12, 71e12),
+    DeviceCard("L4", 22.0, 0.3e12, 121e12),
 )
 """GPUs by name. Bandwidth and dense bfloat16 arithmetic (float32 sums, without sparsity) from NVIDIA's datasheets."""
 
@@ -80,45 +80,45 @@ HERE, CPU = "auto", "cpu"
 """Names of what is found on this machine: its GPU, or its CPU where it has none; and its CPU."""
 
 
-def card(name: str) -> Card:
+def card(name: str) -> DeviceCard:
     """The card of this name; `auto` and `cpu` are this machine's own. ValueError lists the names."""
-    found = {each.name.lower(): each for each in CARDS}
+    cards = {known.name.lower(): known for known in CARDS}
     if name.lower() in (HERE, CPU):
         return this_machine(gpu=name.lower() == HERE and torch.cuda.is_available())
-    if name.lower() not in found:
-        names = ", ".join([*(each.name for each in CARDS), CPU, HERE])
+    if name.lower() not in cards:
+        names = ", ".join([*(known.name for known in CARDS), CPU, HERE])
         raise ValueError(
             f"gpu is {name!r}: give one of {names}, or its numbers (--gpu.memory GiB --gpu.bandwidth BYTES/S "
             "--gpu.arithmetic FLOP/S)"
         )
-    return found[name.lower()]
+    return cards[name.lower()]
 
 
-def chosen_card(name: str | None, *numbers: float | None) -> Card:
-    """A named card with those of `Card.NUMBERS` replaced that are given, or one that is known by its numbers alone."""
-    given = {field: number for field, number in zip(Card.NUMBERS, numbers, strict=True) if number is not None}
-    if name is None and len(given) == len(Card.NUMBERS):
+def chosen_card(name: str | None, *numbers: float | None) -> DeviceCard:
+    """A named card with the given ones of `DeviceCard.NUMBERS` replaced, or one that is known by its numbers alone."""
+    given = {field: number for field, number in zip(DeviceCard.NUMBERS, numbers, strict=True) if number is not None}
+    if name is None and len(given) == len(DeviceCard.NUMBERS):
         memory, bandwidth, arithmetic = given.values()
-        return Card("custom", memory, bandwidth, arithmetic)
+        return DeviceCard("custom", memory, bandwidth, arithmetic)
     if name is None and given:
-        missing = ", ".join(f"gpu.{field}" for field in Card.NUMBERS if field not in given)
+        missing = ", ".join(f"gpu.{field}" for field in DeviceCard.NUMBERS if field not in given)
         raise ValueError(f"gpu has no name, and {missing} is missing: give the others too, or a name (--gpu A100-40)")
     return replace(card(name or HERE), **given)
 
 
 @cache
-def _measured(device: str) -> Machine:
+def _measured(device: str) -> DeviceLimits:
     return machine_of(device)
 
 
 """The speeds of this machine's devices, which stay what they are."""
 
 
-def this_machine(*, gpu: bool) -> Card:
+def this_machine(*, gpu: bool) -> DeviceCard:
     """The device that is here; its memory is what is free now, its speeds are measured, in about a second."""
     machine = _measured("cuda" if gpu else "cpu")
     memory = free_bytes(torch.device("cuda")) if gpu else machine_bytes()
     if not gpu:
-        return Card("cpu", memory / GIB, machine.bandwidth, machine.arithmetic, is_gpu=False, context=0.3)
+        return DeviceCard("cpu", memory / GIB, machine.bandwidth, machine.arithmetic, is_gpu=False, context=0.3)
     nominal = machine.bandwidth / REACHED_BANDWIDTH, machine.arithmetic / REACHED_ARITHMETIC
-    return Card(machine.name, memory / GIB, *nominal, context=0.0)
+    return DeviceCard(machine.name, memory / GIB, *nominal, context=0.0)

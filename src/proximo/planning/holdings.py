@@ -1,4 +1,4 @@
-"""What a run holds in memory from its first update on: models and, of those that are trained, the optimizer's state."""
+"""Memory that a run holds from its first update on: models and, of those that are trained, the optimizer's state."""
 
 from dataclasses import dataclass, replace
 from functools import cache
@@ -30,7 +30,7 @@ class Component:
     quantized: int = 0
     """Parameters among them that are quantised."""
     whole: bool = False
-    """Whether a rank that has it has all of it, and not a shard: rank 0, which grades and has engines of its own."""
+    """True if a rank that has it has all of it, and not a shard: rank 0, which grades and has engines of its own."""
 
     @property
     def total(self) -> int:
@@ -70,21 +70,21 @@ class Holding:
 
     @property
     def total(self) -> int:
-        return sum(each.total for each in self.components)
+        return sum(component.total for component in self.components)
 
     @property
     def pending(self) -> int:
         """Gradients and moments, which are made by the first update."""
-        return sum(each.gradients + each.moments for each in self.components)
+        return sum(component.gradients + component.moments for component in self.components)
 
     @property
     def trained(self) -> int:
         """Weights of the policy, or of its adapter, that are trained."""
-        return next(each.parameters for each in self.components if each.trained)
+        return next(component.parameters for component in self.components if component.trained)
 
     @property
     def gradients(self) -> int:
-        return sum(each.gradients for each in self.components)
+        return sum(component.gradients for component in self.components)
 
 
 def holdings(config: RunConfig, dtype: torch.dtype, *, compiled: bool) -> tuple[Holding, Holding]:
@@ -96,8 +96,8 @@ def holdings(config: RunConfig, dtype: torch.dtype, *, compiled: bool) -> tuple[
         case OwnLayers(layers):
             unplanned = cost.kept * layers // shape.layers
         case OwnModel(path):
-            own = shape if path is None else shape_of(path)
-            cost += token_cost(own.config, dtype, compiled=compiled)
+            value_shape = shape if path is None else shape_of(path)
+            cost += token_cost(value_shape.config, dtype, compiled=compiled)
 
     def held(config: RunConfig) -> list[Held]:
         return held_models(config, lambda name: shape_of(name).model)
@@ -106,9 +106,13 @@ def holdings(config: RunConfig, dtype: torch.dtype, *, compiled: bool) -> tuple[
     frozen, adapter, *rest = held(replace(config, adapter=lora, training=replace(config.training, freeze=())))
     wide = torch.promote_types(dtype, torch.float32)  # adapters are kept in float32
     form = config.training.adam_moments
-    small = (component(frozen, dtype), component(adapter, wide, form), *(component(each, dtype, form) for each in rest))
+    small = (
+        component(frozen, dtype),
+        component(adapter, wide, form),
+        *(component(model, dtype, form) for model in rest),
+    )
     narrow = dtype.itemsize * lora.rank * len(target_layers(shape.model, lora.targets))
     return (
-        Holding(shape, dtype, tuple(component(each, dtype, form) for each in whole), cost, unplanned),
+        Holding(shape, dtype, tuple(component(model, dtype, form) for model in whole), cost, unplanned),
         Holding(shape, dtype, small, cost, unplanned + narrow, lora),
     )

@@ -23,19 +23,19 @@ class KeyUse:
     kept: int
     """Bytes from the end of the first rollout on."""
     refused: bool = False
-    """Whether the keys of one completion are more than the sampler may take: a run refuses it."""
+    """True if the keys of one completion are more than the sampler may take: a run refuses it."""
 
 
-def keys_in_pages(plan: BufferPlan, own: int, token_bytes: int, room: int) -> KeyUse:
-    """Of rows that would hold `own` pages at the same time, next to their prompts', in at most `room` bytes."""
-    page, least = PAGE * token_bytes, row_pages(plan)
-    plan, pages = with_pages(plan, max(room // page, least))
+def keys_in_pages(plan: BufferPlan, completion_pages: int, token_bytes: int, free_bytes: int) -> KeyUse:
+    """Predict the use by rows that would hold `completion_pages` at once, next to their prompts', in `free_bytes`."""
+    page, min_pages = PAGE * token_bytes, row_pages(plan)
+    plan, pages = with_pages(plan, max(free_bytes // page, min_pages))
     prompts = plan.prompts * pages_for(plan.max_prompt_tokens)
-    fewer = fewer_pages(pages, prompts + own, pages * page)
+    fewer = fewer_pages(pages, prompts + completion_pages, pages * page)
     kept = pages if fewer is None else with_pages(plan, pages, fewer)[1]
-    live = min(plan.slots, plan.slots * (pages - prompts) // own)
+    live = min(plan.slots, plan.slots * (pages - prompts) // completion_pages)
     # One page more belongs to slots without a row.
-    return KeyUse(live, (pages + 1) * page, (kept + 1) * page, refused=room // page < least)
+    return KeyUse(live, (pages + 1) * page, (kept + 1) * page, refused=free_bytes // page < min_pages)
 
 
 def keys_in_slots(plan: BufferPlan, token_bytes: int) -> KeyUse:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from proximo.learner.memory import GroupLengths, MemoryPlan, plan_memory, room_for_activations
 from proximo.learner.options import CPU_TOKENS
 from proximo.models.logprobs import CHUNK_BYTES, ELSEWHERE, KEPT_ELSEWHERE, KEPT_SHARE, chunk_rows, chunks_kept
-from proximo.planning.cards import Card
+from proximo.planning.cards import DeviceCard
 from proximo.planning.holdings import Holding
 from proximo.planning.keys import KeyUse, keys_in_pages, keys_in_slots, pages_at_once, row_pages
 from proximo.planning.workloads import Tail
@@ -31,7 +31,7 @@ HEAD_CHUNKS = 1.5
 
 @dataclass(frozen=True)
 class StepSize:
-    """What one training step samples."""
+    """Size of a training step: the completions that it samples."""
 
     groups: int
     group_size: int
@@ -87,14 +87,14 @@ class StepSize:
 
     @property
     def extremes(self) -> tuple["StepSize", ...]:
-        """With all completions at their limit, and with average ones, of which a pass may keep more."""
+        """Sizes with all completions at their limit, and with average ones, of which a pass may keep more."""
         if self.mean_tokens is None:
             return (self,)
         return replace(self, mean_tokens=None), replace(self, max_tokens=self.mean_tokens)
 
     @property
     def smallest(self) -> "StepSize":
-        """One completion at a time: less cannot be sampled."""
+        """Size with one completion at a time: less cannot be sampled."""
         return replace(self, groups=1, group_size=1, mean_tokens=None, minibatches=1)
 
 
@@ -104,7 +104,7 @@ class Pass:
 
     tokens: int
     plan: MemoryPlan
-    """How many layers are checkpointed, and whether what they keep is offloaded."""
+    """Plan of its memory: how many layers are checkpointed, and whether what they keep is offloaded."""
     bytes: int
     """Activations that it keeps for its backward pass."""
     parts: int
@@ -112,7 +112,7 @@ class Pass:
     scored: int
     """Completion tokens of it, which have logits."""
     alone: bool
-    """Whether it is the only one of its update."""
+    """True if it is the only one of its update."""
 
 
 @dataclass(frozen=True)
@@ -130,17 +130,17 @@ class MemoryUse:
     sampling: int
     """Prefill and logits of a rollout."""
     captured: int
-    """What of that stays with the captured decode steps."""
+    """Part of that which stays with the captured decode steps."""
     pass_tokens: int
     """Tokens of the largest pass with gradient."""
     checkpointed: int
     """Layers that are run again in the backward pass."""
     offloaded: bool
-    """Whether what these keep waits in the host's memory."""
+    """True if what these keep waits in the host's memory."""
     parts: int
     """Passes over each group: 1 if a group fits into one."""
     activations: int
-    """What that pass keeps for its backward pass."""
+    """Activations that the largest pass keeps for its backward pass."""
     head: int
     """Logits of a chunk, and the sum of the head's gradient."""
     logits: int
@@ -153,7 +153,7 @@ class MemoryUse:
     usable: int
     """Bytes that the device has for tensors."""
     refused: bool
-    """Whether the keys of one completion are more than the sampler may take: a run refuses it."""
+    """True if the keys of one completion are more than the sampler may take: a run refuses it."""
 
     @property
     def peak(self) -> int:
@@ -164,14 +164,15 @@ class MemoryUse:
         return self.peak <= self.usable and not self.refused
 
 
-def memory_use(holding: Holding, size: StepSize, card: Card) -> MemoryUse:
-    """What a run of this size would take."""
+def memory_use(holding: Holding, size: StepSize, card: DeviceCard) -> MemoryUse:
+    """Predict the memory that a run of this size would take."""
     resting = holding.total - holding.pending
     keys = _keys(holding, size, card, free=card.usable - resting)
     logits = 4 * _buffers(size).slots * holding.shape.vocabulary
     captured = LOGITS_COPIES * logits if card.is_gpu else 0
     free = card.usable - resting - keys.kept - captured
-    passes = max((largest_pass(holding, each, card, free) for each in size.extremes), key=lambda each: each.bytes)
+    candidates = [largest_pass(holding, extreme, card, free) for extreme in size.extremes]
+    passes = max(candidates, key=lambda candidate: candidate.bytes)
     head, sampling = head_bytes(holding, card), LOGITS_COPIES * logits + PREFILL_COPIES * _prefill(holding, size)
     # Of a single pass the gradients come while its activations go.
     gradients = holding.gradients if passes.alone else 0
@@ -199,39 +200,39 @@ def memory_use(holding: Holding, size: StepSize, card: Card) -> MemoryUse:
     )
 
 
-def needed(holding: Holding, size: StepSize, card: Card) -> int:
+def needed(holding: Holding, size: StepSize, card: DeviceCard) -> int:
     """The least memory with which the run could work, whatever the device's own is."""
-    least, per_token = size.smallest, holding.shape.kv_bytes(holding.dtype.itemsize)
-    one = _buffers(least)
+    smallest, per_token = size.smallest, holding.shape.kv_bytes(holding.dtype.itemsize)
+    one = _buffers(smallest)
     keys = (row_pages(one) + 1) * PAGE * per_token if card.is_gpu else keys_in_slots(one, per_token).kept
     cost = min(holding.cost.offloaded, holding.cost.kept) if card.is_gpu else holding.cost.kept
-    sampling = LOGITS_COPIES * 4 * holding.shape.vocabulary + PREFILL_COPIES * _prefill(holding, least)
-    update = least.group_tokens * (cost + holding.unplanned) + head_bytes(holding, card)
+    sampling = LOGITS_COPIES * 4 * holding.shape.vocabulary + PREFILL_COPIES * _prefill(holding, smallest)
+    update = smallest.group_tokens * (cost + holding.unplanned) + head_bytes(holding, card)
     if not card.is_gpu:  # where what is free does not decide
-        update += kept_logits(holding, card, least.group_tokens, 0)
+        update += kept_logits(holding, card, smallest.group_tokens, 0)
     return holding.total + keys + max(sampling, update)
 
 
 def _buffers(size: StepSize) -> BufferPlan:
-    """What the sampler is asked for."""
+    """Plan of the sampler's buffers."""
     return plan_of(size.groups, size.rows, size.prompt_tokens, size.max_tokens, MAX_SLOTS)
 
 
-def _keys(holding: Holding, size: StepSize, card: Card, free: int) -> KeyUse:
+def _keys(holding: Holding, size: StepSize, card: DeviceCard, free: int) -> KeyUse:
     """`free` bytes are what weights and masters leave."""
     per_token = holding.shape.kv_bytes(holding.dtype.itemsize)
     if not card.is_gpu:
         return keys_in_slots(_buffers(size), per_token)
     if size.rows <= MAX_SLOTS:
-        own = pages_at_once(size.lengths)
+        pages = pages_at_once(size.lengths)
     else:  # a row takes the slot of another that ended: at any time there are short and long ones
-        own = MAX_SLOTS * pages_for(size.mean_tokens or size.max_tokens)
-    return keys_in_pages(_buffers(size), own, per_token, room=max(room_for_keys(free, holding.trained), 0))
+        pages = MAX_SLOTS * pages_for(size.mean_tokens or size.max_tokens)
+    return keys_in_pages(_buffers(size), pages, per_token, free_bytes=max(room_for_keys(free, holding.trained), 0))
 
 
-def largest_pass(holding: Holding, size: StepSize, card: Card, free: int) -> Pass:
-    """As the learner decides: whole groups or, of one that is larger than the token budget, as few parts as possible,
-    spread evenly over the passes. Groups of different lengths fill a pass to its budget."""
+def largest_pass(holding: Holding, size: StepSize, card: DeviceCard, free: int) -> Pass:
+    """Plan the largest pass as the learner does: whole groups or, of one that is larger than the token budget, as few
+    parts as possible, spread evenly over the passes. Groups of different lengths fill a pass to its budget."""
     plan = _planned(holding, size, card, free)
     rows = size.group_size
     if size.group_tokens > plan.token_budget:
@@ -247,23 +248,25 @@ def largest_pass(holding: Holding, size: StepSize, card: Card, free: int) -> Pas
     return Pass(tokens, plan, tokens * cost, parts, scored=tokens - prompts, alone=passes == 1)
 
 
-def _planned(holding: Holding, size: StepSize, card: Card, free: int) -> MemoryPlan:
+def _planned(holding: Holding, size: StepSize, card: DeviceCard, free: int) -> MemoryPlan:
     if size.token_budget is not None or not card.is_gpu:
         return MemoryPlan(size.token_budget or CPU_TOKENS)
     shape = holding.shape
-    room = room_for_activations(free, pending=holding.pending, vocabulary=shape.vocabulary, hidden=shape.hidden)
-    return plan_memory(holding.cost, room, [GroupLengths(size.prompt_tokens, (size.max_tokens,) * size.group_size)])
+    free_bytes = room_for_activations(free, pending=holding.pending, vocabulary=shape.vocabulary, hidden=shape.hidden)
+    return plan_memory(
+        holding.cost, free_bytes, [GroupLengths(size.prompt_tokens, (size.max_tokens,) * size.group_size)]
+    )
 
 
-def kept_logits(holding: Holding, card: Card, tokens: int, free: int) -> int:
+def kept_logits(holding: Holding, card: DeviceCard, tokens: int, free: int) -> int:
     """Whole chunks of float32 logits, as `token_logprobs` keeps them."""
-    chunk, room = (CHUNK_BYTES["cuda"], int(KEPT_SHARE * free)) if card.is_gpu else (ELSEWHERE, KEPT_ELSEWHERE)
+    chunk, free_bytes = (CHUNK_BYTES["cuda"], int(KEPT_SHARE * free)) if card.is_gpu else (ELSEWHERE, KEPT_ELSEWHERE)
     vocabulary = holding.shape.vocabulary
     rows = chunk_rows(vocabulary, chunk)
-    return 4 * vocabulary * min(tokens, rows * chunks_kept(vocabulary, max(room, 0), rows))
+    return 4 * vocabulary * min(tokens, rows * chunks_kept(vocabulary, max(free_bytes, 0), rows))
 
 
-def head_bytes(holding: Holding, card: Card) -> int:
+def head_bytes(holding: Holding, card: DeviceCard) -> int:
     chunk = CHUNK_BYTES["cuda"] if card.is_gpu else ELSEWHERE
     return int(HEAD_CHUNKS * chunk) + (0 if holding.lora else 4 * holding.shape.head)
 

@@ -8,7 +8,7 @@ import torch
 from proximo.losses.pieces.protocols import KeepTraits
 from proximo.models import Precision
 from proximo.models.adapters.lora import Lora
-from proximo.planning.cards import GIB, Card
+from proximo.planning.cards import GIB, DeviceCard
 from proximo.planning.fitting import largest_groups, longest_completions, smallest_card
 from proximo.planning.holdings import Component, Holding, holdings
 from proximo.planning.memory import MemoryUse, StepSize, memory_use
@@ -19,13 +19,13 @@ from proximo.rl.preflight.estimate import moments_on
 
 @dataclass(frozen=True)
 class Way:
-    """One way to train the policy."""
+    """Way to train the policy."""
 
     name: str
     components: tuple[Component, ...]
     memory: MemoryUse
     time: StepTime | None
-    """None if it does not fit."""
+    """Predicted time; None if it does not fit."""
     longest: int | None
     """The longest completions that fit with this group size; None if none do."""
     largest_group: int | None
@@ -39,13 +39,13 @@ class Way:
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What a run would take on a device. Everything in it is predicted: nothing was loaded or measured."""
+class RunPlan:
+    """Plan of a run on a device. Everything in it is predicted: nothing was loaded or measured."""
 
     model: str
     parameters: int
     dtype: str
-    card: Card
+    card: DeviceCard
     size: StepSize
     full: Way
     lora: Way
@@ -57,18 +57,18 @@ class Plan:
 
     @property
     def verdicts(self) -> list[str]:
-        """One line for each way: whether it fits, and what would."""
-        return [f"{each.name}: {_verdict(each, self.size, self.card)}" for each in self.ways]
+        """Verdict on each way in a line: whether it fits, and what would."""
+        return [f"{way.name}: {_verdict(way, self.size, self.card)}" for way in self.ways]
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, with what follows from them."""
-        facts = asdict(self)
+        summary = asdict(self)
         for name, way in (("full", self.full), ("lora", self.lora)):
-            facts[name] |= {"fits": way.fits, "peak": way.memory.peak, "seconds": way.time and way.time.total}
-        return facts | {"verdicts": self.verdicts}
+            summary[name] |= {"fits": way.fits, "peak": way.memory.peak, "seconds": way.time and way.time.total}
+        return summary | {"verdicts": self.verdicts}
 
 
-def make_plan(config: RunConfig, card: Card, *, prompt_tokens: int, mean_tokens: int | None) -> Plan:
+def make_plan(config: RunConfig, card: DeviceCard, *, prompt_tokens: int, mean_tokens: int | None) -> RunPlan:
     """Plan a run; of its models only the configs are read."""
     size = StepSize.of(config, prompt_tokens, mean_tokens)
     moments = moments_on(config.training.adam_moments, is_gpu=card.is_gpu)
@@ -76,7 +76,7 @@ def make_plan(config: RunConfig, card: Card, *, prompt_tokens: int, mean_tokens:
     dtype = planned_dtype(config.dtype, card)
     full, small = holdings(config, dtype, compiled=config.compile and card.is_gpu)
     assert small.lora is not None
-    return Plan(
+    return RunPlan(
         model=config.model,
         parameters=full.shape.parameters,
         dtype=str(dtype).removeprefix("torch."),
@@ -92,14 +92,14 @@ def _lora_name(lora: Lora) -> str:
     return f"LoRA rank {lora.rank}" + (f" on {lora.quantize_base}" if lora.quantize_base else "")
 
 
-def planned_dtype(precision: Precision, card: Card) -> torch.dtype:
-    """As a run picks it: bfloat16 on a GPU, float32 on a CPU, unless its config says otherwise."""
+def planned_dtype(precision: Precision, card: DeviceCard) -> torch.dtype:
+    """Pick the dtype as a run does: bfloat16 on a GPU, float32 on a CPU, unless its config says otherwise."""
     if precision != "auto":
         return getattr(torch, precision)
     return torch.bfloat16 if card.is_gpu else torch.float32
 
 
-def _way(name: str, config: RunConfig, holding: Holding, size: StepSize, card: Card) -> Way:
+def _way(name: str, config: RunConfig, holding: Holding, size: StepSize, card: DeviceCard) -> Way:
     use = memory_use(holding, size, card)
     fitting = smallest_card(holding, size)
     return Way(
@@ -113,7 +113,7 @@ def _way(name: str, config: RunConfig, holding: Holding, size: StepSize, card: C
     )
 
 
-def _verdict(way: Way, size: StepSize, card: Card) -> str:
+def _verdict(way: Way, size: StepSize, card: DeviceCard) -> str:
     use, has = way.memory, f"{way.memory.usable / GIB:,.1f}"
     if way.fits:
         return (
@@ -132,24 +132,24 @@ def _verdict(way: Way, size: StepSize, card: Card) -> str:
     return f"does not fit: {why}. What would: {' or '.join([*shorter, *fewer, *other]) or 'no card that is known here'}"
 
 
-def _remarks(config: RunConfig, holding: Holding, size: StepSize, card: Card) -> list[str]:
-    """What the numbers leave out."""
-    found = ["all numbers are predictions; times leave out grading, the first step's compilation and evaluation"]
+def _remarks(config: RunConfig, holding: Holding, size: StepSize, card: DeviceCard) -> list[str]:
+    """List what the numbers leave out."""
+    remarks = ["all numbers are predictions; times leave out grading, the first step's compilation and evaluation"]
     if size.mean_tokens is None:
-        found.append("all completions are taken to reach sampling.max_tokens; give --mean-tokens if they end sooner")
+        remarks.append("all completions are taken to reach sampling.max_tokens; give --mean-tokens if they end sooner")
     if not holding.shape.is_packed:
         kind = type(holding.shape.model).__name__
-        found.append(f"{kind} is outside the packed fast path: its padded passes take more memory and time than this")
+        remarks.append(f"{kind} is outside the packed fast path: its padded passes take more memory and time than this")
     if KeepTraits.read(config.algorithm.keep).refills:
         rounds = config.training.refill_rounds
-        found.append(f"groups that are all right or all wrong are sampled again: up to {rounds} rollouts a step")
+        remarks.append(f"groups that are all right or all wrong are sampled again: up to {rounds} rollouts a step")
     positions = holding.shape.max_positions
     if positions is not None and size.prompt_tokens + size.max_tokens > positions:
         total = size.prompt_tokens + size.max_tokens
-        found.append(f"prompt and completion have {total:,} tokens, the model {positions:,} positions: a run refuses")
+        remarks.append(f"prompt and completion have {total:,} tokens, the model {positions:,} positions: a run refuses")
     if not card.is_gpu:
-        found.append("on a CPU the peak is that of the whole process, and known less exactly than on a GPU")
-    return found
+        remarks.append("on a CPU the peak is that of the whole process, and known less exactly than on a GPU")
+    return remarks
 
 
 Switch = Literal["in_flight", "between", "aggregate"]

@@ -39,7 +39,7 @@ class Shape:
     head_width: int
     vocabulary: int
     tied: bool = True
-    """Whether head and embedding are the same weights."""
+    """True if head and embedding are the same weights."""
     positions: int = POSITIONS
     """Maximum tokens of a prompt with its completion of the published model."""
 
@@ -82,8 +82,8 @@ class Shape:
         config = self.config(
             max_position_embeddings=POSITIONS, pad_token_id=PAD_ID, bos_token_id=None, eos_token_id=None
         )
-        place = torch.device(device)
-        with guarded(place), place:
+        target = torch.device(device)
+        with guarded(target), target:
             torch.manual_seed(seed)
             model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=attention)
         assert isinstance(model, PreTrainedModel)

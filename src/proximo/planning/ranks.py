@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from proximo.learner.ranks import deal
-from proximo.planning.cards import Card
+from proximo.planning.cards import DeviceCard
 from proximo.planning.holdings import Component, Holding
 from proximo.planning.memory import MemoryUse, StepSize, head_bytes, largest_pass, memory_use
 from proximo.planning.times import learning
@@ -21,8 +21,8 @@ AT_ONCE = 2
 
 
 @dataclass(frozen=True)
-class Ranks:
-    """How many ranks there are, and over how many of them the weights are sharded."""
+class RankCount:
+    """Number of ranks, and of those over which the weights are sharded."""
 
     number: int
     shard: int
@@ -65,46 +65,46 @@ class RankMemory:
         return self.total <= self.usable
 
 
-def rank_memory(holding: Holding, size: StepSize, card: Card, ranks: Ranks) -> RankMemory:
-    """What one rank holds while engines sample: its part of the weights, and the activations of its passes in what is
+def rank_memory(holding: Holding, size: StepSize, card: DeviceCard, ranks: RankCount) -> RankMemory:
+    """Memory of one rank while engines sample: its part of the weights, and the activations of its passes in what is
     left."""
-    sharded = replace(holding, components=tuple(_sharded(each, ranks.shard) for each in holding.components))
+    sharded = replace(holding, components=tuple(_sharded(component, ranks.shard) for component in holding.components))
     gathered, root = _gathered(holding, ranks)
-    own = _share(size, ranks)
+    local_size = _share(size, ranks)
     free = card.usable - (sharded.total - sharded.pending) - gathered - root
-    found = largest_pass(sharded, own, card, free)
+    largest = largest_pass(sharded, local_size, card, free)
     return RankMemory(
         shards=sharded.total,
         gathered=gathered,
         root=root,
         head=head_bytes(holding, card),
-        activations=found.bytes,
-        pass_tokens=found.tokens,
-        parts=found.parts,
-        checkpointed=found.plan.checkpointed,
-        offloaded=found.plan.offloaded,
+        activations=largest.bytes,
+        pass_tokens=largest.tokens,
+        parts=largest.parts,
+        checkpointed=largest.plan.checkpointed,
+        offloaded=largest.plan.offloaded,
         usable=card.usable,
     )
 
 
-def sampling_rank_memory(holding: Holding, size: StepSize, card: Card, ranks: Ranks) -> MemoryUse:
-    """What one rank holds that also samples, with a whole copy of the policy."""
+def sampling_rank_memory(holding: Holding, size: StepSize, card: DeviceCard, ranks: RankCount) -> MemoryUse:
+    """Memory of one rank that also samples, with a whole copy of the policy."""
     copied = holding.dtype.itemsize * holding.shape.parameters
     more = {"the copy that samples": copied} | dict(zip(("layers", "tables"), _gathered(holding, ranks), strict=True))
-    sharded = [_sharded(each, ranks.shard) for each in holding.components]
+    sharded = [_sharded(component, ranks.shard) for component in holding.components]
     frozen = [
-        Component(name, 0, trained=False, weights=each, gradients=0, masters=0, moments=0)
-        for name, each in more.items()
+        Component(name, 0, trained=False, weights=weights, gradients=0, masters=0, moments=0)
+        for name, weights in more.items()
     ]
     return memory_use(replace(holding, components=(*sharded, *frozen)), _share(size, ranks), card)
 
 
-def _share(size: StepSize, ranks: Ranks) -> StepSize:
+def _share(size: StepSize, ranks: RankCount) -> StepSize:
     """A rank's groups."""
     return replace(size, groups=max(1, -(-size.groups // ranks.number)))
 
 
-def _gathered(holding: Holding, ranks: Ranks) -> tuple[int, int]:
+def _gathered(holding: Holding, ranks: RankCount) -> tuple[int, int]:
     """Bytes of the layers that are gathered at a time, and of embedding and head, which are for the whole pass."""
     if ranks.shard == 1:
         return 0, 0
@@ -130,7 +130,7 @@ def _sharded(component: Component, shard: int) -> Component:
         return component
     weights = WIDE * component.parameters if component.trained else component.weights
     parts = (weights, component.gradients, 0, component.moments)
-    weights, gradients, masters, moments = (-(-each // shard) for each in parts)
+    weights, gradients, masters, moments = (-(-count // shard) for count in parts)
     return replace(component, weights=weights, gradients=gradients, masters=masters, moments=moments)
 
 
@@ -152,7 +152,12 @@ class RankTime:
 
 
 def rank_time(
-    config: RunConfig, holding: Holding, size: StepSize, lengths: Sequence[Sequence[int]], card: Card, ranks: Ranks
+    config: RunConfig,
+    holding: Holding,
+    size: StepSize,
+    lengths: Sequence[Sequence[int]],
+    card: DeviceCard,
+    ranks: RankCount,
 ) -> RankTime:
     """Seconds of one step whose groups have completions of these lengths."""
     memory = rank_memory(holding, size, card, ranks)
@@ -170,7 +175,7 @@ def rank_time(
     )
 
 
-def _traffic(holding: Holding, card: Card, ranks: Ranks, passes: int, updates: int) -> float:
+def _traffic(holding: Holding, card: DeviceCard, ranks: RankCount, passes: int, updates: int) -> float:
     """Weights are gathered before the forward and before the backward pass, gradients reduced after it, in each pass;
     copies of the weights sum their gradients once an update."""
     parameters, width = holding.shape.parameters, holding.dtype.itemsize
@@ -188,5 +193,5 @@ def balance(groups: Sequence[int], ranks: int, minibatches: int) -> float:
     total, fullest = sum(groups), 0
     for start in range(minibatches):
         sizes = dict(enumerate(groups[start::minibatches]))
-        fullest += max(sum(sizes[number] for number in own) for own in deal(sizes, ranks))
+        fullest += max(sum(sizes[number] for number in local_groups) for local_groups in deal(sizes, ranks))
     return fullest * ranks / total

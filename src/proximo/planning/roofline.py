@@ -43,7 +43,7 @@ class Decoder(Protocol):
 
 
 @dataclass(frozen=True)
-class Machine:
+class DeviceLimits:
     """Limits of a device."""
 
     name: str
@@ -58,13 +58,13 @@ class Machine:
 
 
 KERNEL_SECONDS = 3e-6
-H200 = Machine("NVIDIA H200", 4.3e12, 790e12, KERNEL_SECONDS, 2)
-"""As measured with a large copy and a large matrix product."""
+H200 = DeviceLimits("NVIDIA H200", 4.3e12, 790e12, KERNEL_SECONDS, 2)
+"""Limits of an H200 as measured with a large copy and a large matrix product."""
 
 
 @dataclass(frozen=True)
 class DecodeStep:
-    """One token for each of `rows` sequences."""
+    """Step that decodes a token for each of `rows` sequences."""
 
     rows: int
     context: int
@@ -79,7 +79,7 @@ class DecodeStep:
         attention = 4 * shape.layers * shape.query_width * self.context
         return 2 * (shape.body + shape.head) * self.rows + attention
 
-    def seconds(self, shape: Decoder, machine: Machine) -> float:
+    def seconds(self, shape: Decoder, machine: DeviceLimits) -> float:
         return max(
             self.bytes(shape, machine.number_bytes) / machine.bandwidth,
             self.operations(shape) / machine.arithmetic,
@@ -93,11 +93,11 @@ def decode_step(workload: Workload, done: int, *, shared: bool, lengths: Sequenc
     lengths, size = workload.lengths if lengths is None else lengths, workload.siblings
     groups = [sum(length > done for length in lengths[at : at + size]) for at in range(0, len(lengths), size)]
     rows, live_groups = sum(groups), sum(live > 0 for live in groups)
-    own, prompts = rows * done, live_groups if shared else rows
-    return DecodeStep(rows, rows * workload.prompt + own, prompts * workload.prompt + own)
+    completion_tokens, prompts = rows * done, live_groups if shared else rows
+    return DecodeStep(rows, rows * workload.prompt + completion_tokens, prompts * workload.prompt + completion_tokens)
 
 
-def prefill_seconds(workload: Workload, machine: Machine) -> float:
+def prefill_seconds(workload: Workload, machine: DeviceLimits) -> float:
     """Seconds to prefill each prompt once."""
     shape, tokens = workload.shape, workload.groups * workload.prompt
     attention = 2 * shape.layers * shape.query_width * tokens * workload.prompt
@@ -105,7 +105,7 @@ def prefill_seconds(workload: Workload, machine: Machine) -> float:
 
 
 def decode_seconds(
-    workload: Workload, machine: Machine, *, shared: bool, lengths: Sequence[int] | None = None
+    workload: Workload, machine: DeviceLimits, *, shared: bool, lengths: Sequence[int] | None = None
 ) -> float:
     """Seconds of all decode steps, with all rows decoded together; the first token comes from the prefill."""
     lengths = workload.lengths if lengths is None else lengths
@@ -113,7 +113,7 @@ def decode_seconds(
     return sum(step.seconds(workload.shape, machine) for step in steps)
 
 
-def rollout_seconds(workload: Workload, machine: Machine, lengths: Sequence[int] | None = None) -> float:
+def rollout_seconds(workload: Workload, machine: DeviceLimits, lengths: Sequence[int] | None = None) -> float:
     """The limit of a rollout, with each prompt computed once and read once per step for its group."""
     return prefill_seconds(workload, machine) + decode_seconds(workload, machine, shared=True, lengths=lengths)
 
@@ -143,7 +143,7 @@ class Training:
     def _attention(self, shape: Decoder) -> float:
         return shape.layers * shape.query_width * self.attended
 
-    def use(self, shape: Decoder, machine: Machine, seconds: float, *, frozen: bool = False) -> float:
+    def use(self, shape: Decoder, machine: DeviceLimits, seconds: float, *, frozen: bool = False) -> float:
         """Model FLOP utilisation: the share of the machine's arithmetic that model operations used."""
         return self.model_operations(shape, frozen=frozen) / (seconds * machine.arithmetic)
 
@@ -161,12 +161,12 @@ Drawn = Sequence[tuple[Sequence[int], float]]
 """The lengths that occurred in each turn, group by group, and its seconds."""
 
 
-def limit_share(workload: Workload, machine: Machine, turns: Drawn) -> float:
+def limit_share(workload: Workload, machine: DeviceLimits, turns: Drawn) -> float:
     """Share of the rollout's limit that was reached for the lengths that occurred: the median over turns."""
     return median(rollout_seconds(workload, machine, lengths) / seconds for lengths, seconds in turns)
 
 
-def arithmetic_share(workload: Workload, machine: Machine, turns: Drawn) -> float:
+def arithmetic_share(workload: Workload, machine: DeviceLimits, turns: Drawn) -> float:
     """Share of the machine's arithmetic that updates used on unique tokens, attention included: the median over
     turns."""
     frozen = workload.adapter is not None
@@ -176,7 +176,7 @@ def arithmetic_share(workload: Workload, machine: Machine, turns: Drawn) -> floa
     )
 
 
-def machine_of(device: str) -> Machine:
+def machine_of(device: str) -> DeviceLimits:
     """The device's limits: from a table if known, else measured now."""
     if torch.device(device).type == "cuda":
         name = torch.cuda.get_device_name(device)
@@ -184,7 +184,7 @@ def machine_of(device: str) -> Machine:
     return _measured("cpu", device, torch.float32, kernel_seconds=0.0)
 
 
-def _measured(name: str, device: str, dtype: torch.dtype, *, kernel_seconds: float) -> Machine:
+def _measured(name: str, device: str, dtype: torch.dtype, *, kernel_seconds: float) -> DeviceLimits:
     size = 8192 if dtype == torch.bfloat16 else 1024
     matrix = torch.randn(size, size, device=device, dtype=dtype)
     source = torch.zeros(2**28 if dtype == torch.bfloat16 else 2**26, device=device)
@@ -192,7 +192,7 @@ def _measured(name: str, device: str, dtype: torch.dtype, *, kernel_seconds: flo
     product = _quickest(device, lambda: matrix @ matrix)
     copy = _quickest(device, lambda: target.copy_(source))
     number = matrix.element_size()
-    return Machine(name, 2 * source.nbytes / copy, 2 * size**3 / product, kernel_seconds, number)
+    return DeviceLimits(name, 2 * source.nbytes / copy, 2 * size**3 / product, kernel_seconds, number)
 
 
 def _quickest(device: str, work: Callable[[], object]) -> float:

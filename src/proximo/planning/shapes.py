@@ -39,7 +39,7 @@ SHAPES: Mapping[str, PreTrainedConfig] = {
 """Configs of models that have a name: the benchmark's published shapes, and the mixture Qwen/Qwen3-30B-A3B."""
 
 SIZES = ("num_hidden_layers", "hidden_size", "vocab_size", "num_attention_heads")
-"""What a config has to say for a plan; Mamba and RWKV have no attention."""
+"""Sizes that a config has to say for a plan; Mamba and RWKV have no attention."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,10 +58,10 @@ class ModelShape:
     def _counts(self) -> tuple[int, int, int]:
         """`parameters`, `matrices` and `body`: counting takes long enough to do it once."""
         chosen, matrices = getattr(self.config, "num_experts_per_tok", None) or 1, _matrices(self.model)
-        body = (each.numel() * chosen // len(each) if each.ndim == 3 else each.numel() for each in matrices)
+        body = (matrix.numel() * chosen // len(matrix) if matrix.ndim == 3 else matrix.numel() for matrix in matrices)
         return (
-            sum(each.numel() for each in self.model.parameters()),
-            sum(each.numel() for each in matrices),
+            sum(parameter.numel() for parameter in self.model.parameters()),
+            sum(matrix.numel() for matrix in matrices),
             sum(body),
         )
 
@@ -88,7 +88,7 @@ class ModelShape:
 
     @property
     def is_packed(self) -> bool:
-        """Whether the fast path runs it: packed passes and the embedded sampler, which this plan is about."""
+        """True if the fast path runs it: packed passes and the embedded sampler, which this plan is about."""
         return supports_packing(self.model)
 
     @property
@@ -116,8 +116,12 @@ class ModelShape:
 
 
 def _matrices(model: PreTrainedModel) -> list[Any]:
-    """Two dimensions, or three where experts are stacked."""
-    return [each for name, each in model.base_model.named_parameters() if name.startswith("layers.") and each.ndim > 1]
+    """Matrices of the layers, of two dimensions, or three where experts are stacked."""
+    return [
+        parameter
+        for name, parameter in model.base_model.named_parameters()
+        if name.startswith("layers.") and parameter.ndim > 1
+    ]
 
 
 def read_shape(name: str) -> ModelShape:

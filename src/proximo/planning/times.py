@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from proximo.learner.optimizer import HALVES
 from proximo.learner.rounding import gate_width
 from proximo.losses.pieces.protocols import AnchorTraits
-from proximo.planning.cards import Card
+from proximo.planning.cards import DeviceCard
 from proximo.planning.holdings import Holding
 from proximo.planning.memory import MemoryUse, StepSize
 from proximo.planning.roofline import training
@@ -34,7 +34,7 @@ HOST_BANDWIDTH = 50e9
 
 
 @dataclass(frozen=True)
-class Decoding:
+class DecodingWork:
     """The work of all decode steps of a rollout, added up."""
 
     steps: int
@@ -46,7 +46,7 @@ class Decoding:
     """Tokens of their own that rows read back, over all steps."""
 
 
-def decoding(lengths: Sequence[int], slots: int, groups: int, *, shared: bool) -> Decoding:
+def decoding(lengths: Sequence[int], slots: int, groups: int, *, shared: bool) -> DecodingWork:
     """The steps of rows with these lengths in `slots` slots; the first token of each comes from reading its prompt.
 
     With `shared`, a prompt is read once for all its live samples.
@@ -65,11 +65,11 @@ def decoding(lengths: Sequence[int], slots: int, groups: int, *, shared: bool) -
         row_steps += live
         prompt_reads += min(groups, live) if shared else live
         own_reads += held
-    return Decoding(steps, row_steps, prompt_reads, own_reads)
+    return DecodingWork(steps, row_steps, prompt_reads, own_reads)
 
 
 @dataclass(frozen=True)
-class Rollout:
+class RolloutTime:
     """Seconds of a rollout, by what limits them; they add up."""
 
     prefill: float
@@ -86,7 +86,7 @@ class Rollout:
 class StepTime:
     """Predicted seconds of a step, without grading."""
 
-    rollout: Rollout
+    rollout: RolloutTime
     scoring: float
     """Passes without gradient: old policy, reference, teacher and reward models."""
     update: float
@@ -99,14 +99,14 @@ class StepTime:
         return self.rollout.total + self.scoring + self.update
 
 
-def step_time(config: RunConfig, holding: Holding, size: StepSize, use: MemoryUse, card: Card) -> StepTime:
+def step_time(config: RunConfig, holding: Holding, size: StepSize, use: MemoryUse, card: DeviceCard) -> StepTime:
     lengths = size.lengths
-    found = learning(config, holding, size, lengths, card, parts=use.parts, checkpointed=use.checkpointed)
+    learner = learning(config, holding, size, lengths, card, parts=use.parts, checkpointed=use.checkpointed)
     rollout = _rollout(holding, size, lengths, use.live, card)
-    return StepTime(rollout, found.scoring, found.passes + found.optimizer, sum(lengths))
+    return StepTime(rollout, learner.scoring, learner.passes + learner.optimizer, sum(lengths))
 
 
-def _rollout(holding: Holding, size: StepSize, lengths: Sequence[int], slots: int, card: Card) -> Rollout:
+def _rollout(holding: Holding, size: StepSize, lengths: Sequence[int], slots: int, card: DeviceCard) -> RolloutTime:
     shape, machine, width = holding.shape, card.machine, holding.dtype.itemsize
     work = decoding(lengths, slots, size.groups, shared=card.is_gpu)
     prompts = training(size.groups, size.prompt_tokens, ())
@@ -116,11 +116,13 @@ def _rollout(holding: Holding, size: StepSize, lengths: Sequence[int], slots: in
     weights = width * (min(shape.matrices, int(shape.body * max(rows, 1))) + shape.head)
     # Quantised weights are read, and written densely before each product reads them.
     weights += sum(
-        each.weights - width * (each.parameters - 2 * each.quantized) for each in holding.components if each.quantized
+        component.weights - width * (component.parameters - 2 * component.quantized)
+        for component in holding.components
+        if component.quantized
     )
     read = work.prompt_reads * size.prompt_tokens + work.own_reads
     attended = work.row_steps * size.prompt_tokens + work.own_reads
-    return Rollout(
+    return RolloutTime(
         prefill=(2 * shape.body * prompts.tokens + attention * prompts.attended)
         / reached_arithmetic(holding.shape.hidden, card),
         bytes=(work.steps * weights + shape.kv_bytes(width) * read) / machine.bandwidth,
@@ -129,7 +131,7 @@ def _rollout(holding: Holding, size: StepSize, lengths: Sequence[int], slots: in
     )
 
 
-def reached_arithmetic(hidden: int, card: Card) -> float:
+def reached_arithmetic(hidden: int, card: DeviceCard) -> float:
     """Operations per second of a pass over many tokens: wide products use the arithmetic better."""
     share = WIDEST_SHARE * hidden / (hidden + HALF_WIDTH) if card.is_gpu else CPU_SHARE
     return share * card.machine.arithmetic
@@ -151,13 +153,13 @@ def learning(
     holding: Holding,
     size: StepSize,
     lengths: Sequence[int],
-    card: Card,
+    card: DeviceCard,
     *,
     parts: int,
     checkpointed: int,
 ) -> Learning:
-    """What training on completions of these lengths takes, if each group is split into `parts` and so many layers run
-    again in the backward pass."""
+    """Predict the seconds of training on completions of these lengths, if each group is split into `parts` and so many
+    layers run again in the backward pass."""
     shape, machine = holding.shape, card.machine
     work = training(size.groups * parts, size.prompt_tokens, lengths)  # each part of a group has the prompt
     attention = 4 * shape.layers * shape.query_width * work.attended
@@ -167,22 +169,22 @@ def learning(
         gradient -= 2 * shape.body * work.tokens + 2 * shape.head * work.scored
     again = checkpointed / max(len(holding.cost.layers), 1)
     gradient += again * (2 * shape.body * work.tokens + attention)
-    policy, *values = [each for each in holding.components if each.trained]
-    gradient += sum(6 * each.parameters * work.tokens for each in values)
+    policy, *values = [model for model in holding.components if model.trained]
+    gradient += sum(6 * model.parameters * work.tokens for model in values)
     judges = list(holding.components[len(holding.components) - len(config.rewards.models) :])
-    judges += [each for each in holding.components if each.role == "teacher"]
+    judges += [model for model in holding.components if model.role == "teacher"]
     scoring = forward * (config.algorithm.needs_reference + needs_old_pass(config, holding))
-    scoring += sum(2 * each.parameters * work.tokens for each in judges)
+    scoring += sum(2 * model.parameters * work.tokens for model in judges)
     reached, updates = reached_arithmetic(holding.shape.hidden, card), config.training.updates
-    optimizer = updates * sum(each.total + each.weights + each.masters for each in (policy, *values)) * 1.5
+    optimizer = updates * sum(model.total + model.weights + model.masters for model in (policy, *values)) * 1.5
     seconds = optimizer / machine.bandwidth
     if config.training.adam_moments == "cpu":  # two float32 moments to the device and back
-        seconds += updates * sum(16 * each.parameters for each in (policy, *values)) / HOST_BANDWIDTH
+        seconds += updates * sum(16 * model.parameters for model in (policy, *values)) / HOST_BANDWIDTH
     return Learning(scoring / reached, config.training.epochs * gradient / reached, seconds)
 
 
 def needs_old_pass(config: RunConfig, holding: Holding) -> bool:
-    """Whether each step scores its rows before the updates; of a sampler that is the policy itself."""
+    """Tell whether each step scores its rows before the updates, with a sampler that is the policy itself."""
     algorithm = config.algorithm
     if config.value_options is not None or algorithm.correct is not None or config.routing_replay == "old_policy":
         return True

@@ -22,10 +22,10 @@ from proximo.planning.published_shapes import (
 
 @dataclass(frozen=True)
 class Tail:
-    """Log-normal lengths with this mean, cut at `most`."""
+    """Log-normal lengths with this mean, cut at `max_tokens`."""
 
     mean: int
-    most: int
+    max_tokens: int
     sigma: float = 1.0
 
     def lengths(self, count: int) -> list[int]:
@@ -33,17 +33,17 @@ class Tail:
         normal = torch.distributions.Normal(0.0, 1.0)
         steps = (torch.arange(count, dtype=torch.float64) + 0.5) / count
         location = math.log(self.mean) - self.sigma**2 / 2
-        lengths = (location + self.sigma * normal.icdf(steps)).exp().round().clamp(1, self.most)
-        lengths[-1] = self.most
+        lengths = (location + self.sigma * normal.icdf(steps)).exp().round().clamp(1, self.max_tokens)
+        lengths[-1] = self.max_tokens
         return _shuffled(lengths.tolist())
 
 
 @dataclass(frozen=True)
 class Ends:
-    """Completions that end at random: with probability about 1/mean at each token, or at `most` tokens."""
+    """Completions that end at random: with probability about 1/mean at each token, or at `max_tokens`."""
 
     mean: int
-    most: int
+    max_tokens: int
 
     def tokens(self, vocabulary: int) -> list[int]:
         """End tokens: a fixed draw of one in `mean` of the vocabulary, without padding. Random weights make all tokens
@@ -55,13 +55,13 @@ class Ends:
         """Quantiles of the geometric distribution at equal steps, in a fixed shuffled order: the lengths of given (not
         sampled) completions."""
         steps = (torch.arange(count, dtype=torch.float64) + 0.5) / count
-        lengths = (torch.log1p(-steps) / math.log1p(-1 / self.mean)).ceil().clamp(1, self.most)
+        lengths = (torch.log1p(-steps) / math.log1p(-1 / self.mean)).ceil().clamp(1, self.max_tokens)
         return _shuffled(lengths.tolist())
 
 
 def _shuffled(lengths: list[float]) -> list[int]:
     order = torch.randperm(len(lengths), generator=torch.Generator().manual_seed(0))
-    return [int(lengths[place]) for place in order.tolist()]
+    return [int(lengths[index]) for index in order.tolist()]
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class Workload:
     @property
     def limit(self) -> int:
         """The sampler's limit."""
-        return self.completion if isinstance(self.completion, int) else self.completion.most
+        return self.completion if isinstance(self.completion, int) else self.completion.max_tokens
 
     @property
     def end_tokens(self) -> list[int]:
@@ -106,16 +106,16 @@ class Workload:
 
     @property
     def even(self) -> bool:
-        """Whether all completions have the same length, so that the sampler's limit fixes it."""
+        """True if all completions have the same length, so that the sampler's limit fixes it."""
         return len(set(self.lengths)) == 1
 
     @property
     def completion_tokens(self) -> int:
         return sum(self.lengths)
 
-    def even_part(self, most: int) -> int:
-        """The largest number of rows up to `most` that divides all rows."""
-        return next(rows for rows in range(most, 0, -1) if self.rows % rows == 0)
+    def even_part(self, max_rows: int) -> int:
+        """The largest number of rows up to `max_rows` that divides all rows."""
+        return next(rows for rows in range(max_rows, 0, -1) if self.rows % rows == 0)
 
     def prompts(self) -> list[tuple[int, ...]]:
         """Prompts of random tokens, without the padding token."""

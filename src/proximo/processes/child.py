@@ -22,11 +22,11 @@ from proximo.processes import channel, remote, tree
 from proximo.processes.failures import Failure, plain
 
 START_SECONDS = 120.0
-"""For Python to start and the function's module to be imported."""
+"""Seconds for Python to start and the function's module to be imported."""
 QUIET_SECONDS = 1.0
-"""Without a word from a worker, after which the trainer sees to it that it was not stopped."""
+"""Seconds without a word from a worker, after which the trainer sees to it that it was not stopped."""
 KILL_SECONDS = 10.0
-"""For a killed worker to be gone."""
+"""Seconds for a killed worker to be gone."""
 MAX_OUTPUT = 16 * 2**20
 """Bytes that one call may print; most functions print none."""
 KEPT_OUTPUT = 2048
@@ -40,34 +40,34 @@ NODE_LOST = "node lost"
 
 
 class Loads(Protocol):
-    """What a worker is for."""
+    """Code that a worker loads, and the memory that it may take."""
 
     @property
     def memory_mb(self) -> int: ...
 
     def message(self) -> dict[str, Any]:
-        """What the worker is told to load."""
+        """First message to the worker: what to load."""
         ...
 
 
 def located(path: str) -> tuple[str, str]:
     """The module or file of a path like file.py:name, as another process finds it, and the name in it."""
-    place, _, name = path.rpartition(":")
-    return str(Path(place).expanduser().absolute()) if place.endswith(".py") else place, name
+    module, _, name = path.rpartition(":")
+    return str(Path(module).expanduser().absolute()) if module.endswith(".py") else module, name
 
 
 @dataclass(frozen=True)
-class Place:
+class NodePlace:
     """A core of a node, where a listener waits for relays."""
 
     address: str
     """host:port of the listener."""
     token: str
-    """What a relay says to be let in."""
+    """Token that a relay sends to be let in."""
     cores: float = 1.0
 
 
-class Places(Protocol):
+class NodePlaces(Protocol):
     """The places of a cluster."""
 
     @property
@@ -75,7 +75,7 @@ class Places(Protocol):
         """Number of places: so many workers may compute at the same time."""
         ...
 
-    def take(self) -> Place:
+    def take(self) -> NodePlace:
         """The next one in turn, on a node that answers. NoPlace if there is none."""
         ...
 
@@ -83,7 +83,7 @@ class Places(Protocol):
 
 
 class NotLoaded(Exception):
-    """What a worker is for cannot be imported."""
+    """The code of a worker cannot be imported."""
 
 
 class NodeLost(NotLoaded):
@@ -118,15 +118,15 @@ class Program:
             self.close()
             raise
         finally:
-            for theirs in (requests, answers, life, printed):
-                os.close(theirs)
+            for descriptor in (requests, answers, life, printed):
+                os.close(descriptor)
 
     def let_go(self) -> None:
         """Let it end, with all that it started."""
         self._close(self.life)
 
     def close(self) -> None:
-        """This side of the pipes."""
+        """Close this side of the pipes."""
         self._close(*self._open)
 
     def _close(self, *descriptors: int) -> None:
@@ -137,7 +137,7 @@ class Program:
 
 
 def _pipe() -> tuple[int, int]:
-    """Clear of the standard streams, whose numbers are free where a program closed them."""
+    """Make a pipe clear of the standard streams, whose numbers are free where a program closed them."""
     ends = os.pipe()
     clear = tuple(fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 3) for end in ends)
     for end in ends:
@@ -145,19 +145,19 @@ def _pipe() -> tuple[int, int]:
     return clear[0], clear[1]
 
 
-def command_of(script: Path, place: Place | None) -> tuple[list[str], Mapping[str, str]]:
-    """What is started on this machine, and its environment: the script, or a relay to it."""
-    if place is None:
+def command_of(script: Path, node_place: NodePlace | None) -> tuple[list[str], Mapping[str, str]]:
+    """Command to start on this machine, and its environment: the script, or a relay to it."""
+    if node_place is None:
         return [sys.executable, "-P", "-X", "faulthandler", str(script)], os.environ
     # Not an argument: those of a process are for everybody on this machine to read.
-    wanted = {remote.PLACE: f"{place.address} {place.token} {remote.WORKERS.index(script.parent.name)}"}
+    wanted = {remote.NODE_PLACE: f"{node_place.address} {node_place.token} {remote.WORKERS.index(script.parent.name)}"}
     return [sys.executable, "-I", "-S", remote.__file__], os.environ | wanted
 
 
-class Process:
-    """One worker, by its script. After any failure that is fatal it has been killed."""
+class WorkerProcess:
+    """Worker as its trainer sees it. After any failure that is fatal it has been killed."""
 
-    def __init__(self, script: Path, job: Loads, place: Place | None = None) -> None:
+    def __init__(self, script: Path, job: Loads, node_place: NodePlace | None = None) -> None:
         """Start it, on this machine or at a place, and load what it is for; raises NotLoaded where that cannot be
         done."""
         self.is_alive = True
@@ -165,20 +165,20 @@ class Process:
         """How a user's function is called, in words."""
         self._output = Output()
         self._runner: int | None = None
-        self.place = place
+        self.node_place = node_place
         try:
-            self._program = Program(*command_of(script, place))
+            self._program = Program(*command_of(script, node_place))
         except OSError as error:
             self.is_alive = False
             raise NotLoaded(f"no process can be started, {error}") from error
         self._process, self._requests = self._program.process, self._program.requests
         self._answers, self._printed = self._program.answers, self._program.printed
-        for ours in (self._requests, self._answers, self._printed):
-            os.set_blocking(ours, False)
+        for descriptor in (self._requests, self._answers, self._printed):
+            os.set_blocking(descriptor, False)
         self._load(job)
 
     @classmethod
-    def started(cls, script: Path, job: Loads, places: Places | None) -> Self:
+    def started(cls, script: Path, job: Loads, places: NodePlaces | None) -> Self:
         """Start it on this machine, or at the next place; at another one where its node is lost."""
         if places is None:
             return cls(script, job)
@@ -211,7 +211,7 @@ class Process:
         raise NotLoaded(why)
 
     def ask(self, arguments: str, count: int, seed: int, seconds: float) -> dict[str, Any] | Failure:
-        """What the worker answers to a call whose arguments are JSON; checked only for being an answer to this."""
+        """Call the worker with arguments in JSON; its answer is checked only for being an answer to this call."""
         assert self.is_alive, "a worker that was killed is asked"
         name = secrets.token_hex(16)  # not a number: a child that a call left behind would know the next one's
         head = f'{{"id": "{name}", "count": {count}, "seed": {seed}, "arguments": '
@@ -224,7 +224,7 @@ class Process:
 
     @property
     def printed(self) -> str:
-        """What was printed during the last call."""
+        """Output of the last call."""
         return plain(self._output.text)
 
     def kill(self) -> None:
@@ -306,14 +306,14 @@ class Process:
             return unsent[:0]
 
     def _death(self, left: float) -> Failure:
-        """Why the answers ended, as far as the keeper says so within the call's time, or a second."""
+        """Reason why the answers ended, as far as the keeper says so within the call's time, or a second."""
         self._output.read(self._printed)
         self._process.send_signal(signal.SIGCONT)  # the function may have stopped it
         try:
             code = self._process.wait(max(left, 1.0))
         except subprocess.TimeoutExpired:
             return Failure("died", "its process closed its answers", fatal=True)
-        if code == remote.LOST and self.place is not None:
+        if code == remote.LOST and self.node_place is not None:
             return Failure(NODE_LOST, f"its node was lost; {self.printed}".rstrip("; "), fatal=True)
         # As a shell says it; the keeper's own death by a signal is negative.
         number = code - 128 if code > 128 else -code
@@ -324,7 +324,7 @@ class Process:
 
 
 class Output:
-    """What was printed: its beginning and its end, however long it was."""
+    """Text that was printed: its beginning and its end, however long it was."""
 
     def __init__(self) -> None:
         self.size = 0
@@ -338,9 +338,9 @@ class Output:
         except BlockingIOError:
             return True
         self.size += len(part)
-        room = KEPT_OUTPUT // 2 - len(self._first)
-        self._first += part[:room]
-        self._last.extend(part[room:][-KEPT_OUTPUT // 2 :])
+        free_bytes = KEPT_OUTPUT // 2 - len(self._first)
+        self._first += part[:free_bytes]
+        self._last.extend(part[free_bytes:][-KEPT_OUTPUT // 2 :])
         return bool(part)
 
     @property

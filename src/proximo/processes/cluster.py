@@ -15,14 +15,14 @@ from contextlib import suppress
 from typing import Any
 
 from proximo.processes import remote
-from proximo.processes.child import Place
+from proximo.processes.child import NodePlace
 from proximo.processes.failures import GraderFailed
-from proximo.processes.server import Listening, Running, Server, ServerLost, Starts, free_port
+from proximo.processes.server import Listening, Running, ServerLost, ServerProcess, Starts, free_port
 
 ANSWER = 30.0
 """Seconds for a node to say how a process is; one that does not is lost."""
 LISTENER_SECONDS = 120.0
-"""For a node to start a listener."""
+"""Seconds for a node to start a listener."""
 CONNECT_SECONDS = 5.0
 
 
@@ -46,8 +46,8 @@ def connect(options: str, address: str, *, shows_output: bool) -> None:
         raise ValueError(f"{options}.address is {address!r}, where no Ray cluster answers: `ray start` one") from error
 
 
-def own_place() -> tuple[str, int]:
-    """On a node: its address, and a port that is free there."""
+def local_address() -> tuple[str, int]:
+    """Address of this node, and a port that is free on it."""
     import ray
 
     return ray.util.get_node_ip_address(), free_port("")
@@ -70,11 +70,11 @@ def asked(method: Any, *arguments: Any, lost: Any) -> Any:
 class ServerOnNode:
     """Runs on a node: one server, which ends with this process."""
 
-    def place(self) -> tuple[str, int]:
-        return own_place()
+    def address(self) -> tuple[str, int]:
+        return local_address()
 
     def start(self, command: Sequence[str], environment: dict[str, str]) -> None:
-        self._server = Server(command, environment)
+        self._server = ServerProcess(command, environment)
 
     def is_running(self) -> bool:
         return self._server.is_running
@@ -123,10 +123,12 @@ class OnRay:
         from ray.exceptions import GetTimeoutError, RayError
 
         until = time.monotonic() + deadline
-        made = ray.remote(num_cpus=1, num_gpus=self._gpus, max_restarts=0, scheduling_strategy="SPREAD")(ServerOnNode)
-        actor = made.remote()
+        launcher = ray.remote(num_cpus=1, num_gpus=self._gpus, max_restarts=0, scheduling_strategy="SPREAD")(
+            ServerOnNode
+        )
+        actor = launcher.remote()
         try:
-            address, port = ray.get(actor.place.remote(), timeout=deadline)
+            address, port = ray.get(actor.address.remote(), timeout=deadline)
             ray.get(
                 actor.start.remote(list(command(address, port)), environment),
                 timeout=max(1.0, until - time.monotonic()),
@@ -134,9 +136,9 @@ class OnRay:
         except (GetTimeoutError, RayError) as error:
             with suppress(Exception):
                 ray.kill(actor)
-            room = {kind: ray.available_resources().get(kind, 0) for kind in ("CPU", "GPU")}
+            free = {kind: ray.available_resources().get(kind, 0) for kind in ("CPU", "GPU")}
             raise ServerLost(
-                f"no node started a server within {deadline:g} s ({type(error).__name__}); free in the cluster: {room}"
+                f"no node started a server within {deadline:g} s ({type(error).__name__}); free in the cluster: {free}"
             ) from error
         return RayServer(actor), f"{address}:{port}"
 
@@ -145,7 +147,7 @@ class OnRay:
 
 
 class NoPlace(GraderFailed):
-    """No node of the cluster answers."""
+    """Error where no node of the cluster answers."""
 
 
 class Nodes:
@@ -160,7 +162,7 @@ class Nodes:
         self._lock, self._starting = threading.Lock(), [threading.Lock() for _ in range(size)]
         self._is_closed, self._owner = False, os.getpid()
 
-    def take(self) -> Place:
+    def take(self) -> NodePlace:
         """The next one in turn. A place that the cluster has no node for any more is left out from then on."""
         why = "all are lost"
         while True:
@@ -171,7 +173,7 @@ class Nodes:
                 self._places.rotate(-1)
             try:
                 with self._starting[number]:  # several are started at the same time
-                    return Place(self._address(number), self._token)
+                    return NodePlace(self._address(number), self._token)
             except ServerLost as error:
                 why = str(error)
                 with self._lock, suppress(ValueError):  # another thread may have left it out
@@ -187,7 +189,7 @@ class Nodes:
             running.kill()
 
     def _address(self, number: int) -> str:
-        """Of the listener at a place. ServerLost if there is none and none can be started."""
+        """Address of a place's listener. ServerLost if there is none and none can be started."""
         if number in self._listeners:
             running, address = self._listeners[number]
             if running.is_running:
@@ -207,7 +209,7 @@ class Nodes:
 
 
 def _wait_for(running: Running, address: str) -> None:
-    """Until a listener lets connections in."""
+    """Wait until a listener lets connections in."""
     host, _, port = address.rpartition(":")
     until = time.monotonic() + LISTENER_SECONDS
     while running.is_running and time.monotonic() < until:

@@ -1,4 +1,4 @@
-"""How graders fail, counted by kind: a person is told once a kind, not once a completion."""
+"""Failures of graders, counted by kind: a person is told once a kind, not once a completion."""
 
 import math
 import threading
@@ -16,25 +16,25 @@ class GraderFailed(ValueError):
 
 @dataclass(frozen=True)
 class Failure:
-    """Why there is no score."""
+    """Reason why there is no score."""
 
     kind: str
     """An exception's name, or one of: time, died, node lost, memory, exit, output, junk, none, not a number, too large,
     start, given up."""
     message: str
     fatal: bool = False
-    """Whether the process did not survive it."""
+    """True if the process did not survive it."""
     graded: bool = False
-    """Whether there is a score all the same: the lowest, since the policy has caused it."""
+    """True if there is a score all the same: the lowest, since the policy has caused it."""
 
 
-Found = float | Failure | None
-"""What a function says of one completion; None is its own word."""
+Outcome = float | Failure | None
+"""Result of a function for one completion; it may return None itself."""
 
 
 @dataclass(frozen=True)
 class Failures:
-    """Those of one grader and one kind."""
+    """Failures of one grader and one kind."""
 
     grader: str
     kind: str
@@ -42,7 +42,7 @@ class Failures:
     """Completions."""
     example: str
     graded: bool = False
-    """Whether these have the lowest score instead of none."""
+    """True if these completions have the lowest score instead of none."""
 
     def __str__(self) -> str:
         if self.graded:
@@ -58,35 +58,35 @@ class Failures:
 class Tally:
     """Failures since they were last taken. Graders add to it on any thread."""
 
-    _found: dict[tuple[str, str], Failures] = field(default_factory=dict)
+    _failures: dict[tuple[str, str], Failures] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def add(self, grader: str, failure: Failure, unscored: int = 1) -> None:
         key = grader, failure.kind
         with self._lock:
-            so_far = self._found.get(key)
+            so_far = self._failures.get(key)
             if so_far is None or not so_far.unscored:  # an example with a completion is the better one
                 so_far = Failures(grader, failure.kind, 0, masked(failure.message), failure.graded)
-            self._found[key] = replace(so_far, unscored=so_far.unscored + unscored)
+            self._failures[key] = replace(so_far, unscored=so_far.unscored + unscored)
 
     def take(self) -> list[Failures]:
-        """In the order in which each kind was first met."""
+        """Return the failures, in the order in which each kind was first met, and forget them."""
         with self._lock:
-            found = list(self._found.values())
-            self._found.clear()
-        return found
+            failures = list(self._failures.values())
+            self._failures.clear()
+        return failures
 
 
-def plain(text: str, most: int = 500) -> str:
-    """On one line and without anything that a terminal would act upon."""
-    cut = text if len(text) <= most else f"{text[: most // 2]} … {text[-most // 2 :]}"
+def plain(text: str, max_length: int = 500) -> str:
+    """Put a text on one line, without anything that a terminal would act upon."""
+    cut = text if len(text) <= max_length else f"{text[: max_length // 2]} … {text[-max_length // 2 :]}"
     return "".join(
         character if character.isprintable() else " " if character.isspace() else "�" for character in cut
     ).strip()
 
 
-def checked(value: object) -> Found:
-    """What a function returned for one completion: a number within bounds, None, or what is wrong with it."""
+def checked(value: object) -> Outcome:
+    """Check a function's value for one completion: a number within bounds, None, or what is wrong with it."""
     if value is None:
         return None
     if not isinstance(value, float):  # a worker sends nothing else, but a function may write to its pipe

@@ -24,8 +24,8 @@ WAIT_SECONDS = 0.05
 """Seconds between two looks at a process that is waited for."""
 
 
-class Process(Protocol):
-    """What is used of `subprocess.Popen`."""
+class StartedProcess(Protocol):
+    """Part of `subprocess.Popen` that is used here."""
 
     @property
     def pid(self) -> int: ...
@@ -37,7 +37,7 @@ class Process(Protocol):
 
 
 class Starter(Protocol):
-    def start(self, arguments: Sequence[object], log: Path) -> Process:
+    def start(self, arguments: Sequence[object], log: Path) -> StartedProcess:
         """A process in a separate session that runs the worker with these arguments and the number of its parent."""
         ...
 
@@ -45,7 +45,7 @@ class Starter(Protocol):
 
 
 def starter(worker: str, *modules: str, on_cpu: bool) -> Starter:
-    """What starts processes that run a module and may import others. A process forked on a Mac, or from one that has
+    """Starter of processes that run a module and may import others. A process forked on a Mac, or from one that has
     asked for a GPU, may not work."""
     return ForkServer(worker, *modules) if on_cpu and sys.platform == "linux" else Fresh(worker)
 
@@ -56,7 +56,7 @@ class Fresh:
     def __init__(self, worker: str) -> None:
         self._worker = worker
 
-    def start(self, arguments: Sequence[object], log: Path) -> Process:
+    def start(self, arguments: Sequence[object], log: Path) -> StartedProcess:
         command = [sys.executable, "-P", "-m", self._worker, *map(str, arguments), str(os.getpid())]
         with appending(log) as file:
             return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True)
@@ -72,7 +72,7 @@ class ForkServer:
         self._modules = (worker, *modules)
         self._server: subprocess.Popen[str] | None = None
 
-    def start(self, arguments: Sequence[object], log: Path) -> Process:
+    def start(self, arguments: Sequence[object], log: Path) -> StartedProcess:
         if self._server is None or self._server.poll() is not None:
             self.close()
             self._server = self._started(log)
@@ -145,16 +145,16 @@ def main(arguments: list[str]) -> int:
     os.dup2(2, 1)  # what modules print when they are imported is no answer
     worker, *_ = [import_module(name) for name in modules]
     sys.stdout.flush()
-    own = str(os.getpid())
+    parent_pid = str(os.getpid())
     for line in sys.stdin:
         kind, *rest = json.loads(line)
         if kind == "status":
             answer = _status(*rest)
         elif (answer := os.fork()) == 0:
             answers.close()
-            log, *given = rest
+            log, *arguments_given = rest
             _write_to(log)
-            return worker.main([*given, own])
+            return worker.main([*arguments_given, parent_pid])
         print(json.dumps(answer), file=answers, flush=True)
     return 0
 

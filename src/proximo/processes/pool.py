@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from proximo.processes.child import Loads, Places, Process
+from proximo.processes.child import Loads, NodePlaces, WorkerProcess
 
 Result = TypeVar("Result")
 Waiting = Callable[[], Result]
@@ -18,14 +18,13 @@ Waiting = Callable[[], Result]
 
 
 class Threads:
-    """Daemon threads that do queued work: at most `most`, started when work would wait and `may_grow` allows it, which
-    is told how many there are.
+    """Daemon threads that do queued work, started when work would wait and `may_grow`, given their number, allows it.
 
     Daemons: a call that never returns must not keep an interrupted program alive.
     """
 
-    def __init__(self, most: int, may_grow: Callable[[int], bool] = lambda count: True) -> None:
-        self._most, self._may_grow = most, may_grow
+    def __init__(self, max_threads: int, may_grow: Callable[[int], bool] = lambda count: True) -> None:
+        self._max_threads, self._may_grow = max_threads, may_grow
         self._queue: deque[tuple[Future[Any], Callable[[], None]]] = deque()
         self._count = self._idle = 0
         self._is_closed = False
@@ -59,7 +58,7 @@ class Threads:
     def _grow(self) -> None:
         while (
             len(self._queue) > self._idle
-            and self._count < self._most
+            and self._count < self._max_threads
             and (not self._count or self._may_grow(self._count))
         ):
             self._count, self._idle = self._count + 1, self._idle + 1
@@ -79,19 +78,19 @@ class Threads:
                 self._grow()
 
 
-class Slot:
-    """Room for one worker, which is started when it is first needed and anew when it has died. Whoever asks the worker
+class WorkerSlot:
+    """Slot for one worker, which is started when it is first needed and anew when it has died. Whoever asks the worker
     holds the slot."""
 
-    def __init__(self, script: Path, job: Loads, places: Places | None) -> None:
+    def __init__(self, script: Path, job: Loads, places: NodePlaces | None) -> None:
         """`places`: where the worker may run; None: on this machine."""
-        self._start = partial(Process.started, script, job, places)
-        self._process: Process | None = None
+        self._start = partial(WorkerProcess.started, script, job, places)
+        self._process: WorkerProcess | None = None
         self._is_closed = False
         self._owner = os.getpid()
         self._lock = threading.Lock()
 
-    def __enter__(self) -> "Slot":
+    def __enter__(self) -> "WorkerSlot":
         self._lock.acquire()
         return self
 
@@ -100,10 +99,10 @@ class Slot:
 
     @property
     def is_filled(self) -> bool:
-        """Whether there is a worker that lives."""
+        """True if there is a worker that lives."""
         return self._process is not None and self._process.is_alive
 
-    def worker(self) -> Process | None:
+    def worker(self) -> WorkerProcess | None:
         """The worker, None after the end of the run; NotLoaded where none can be started."""
         if self._is_closed:
             return None

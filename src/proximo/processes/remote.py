@@ -28,7 +28,7 @@ from proximo.processes import channel
 if TYPE_CHECKING:
     from proximo.processes.child import Program
 
-PLACE = "PROXIMO_PLACE"
+NODE_PLACE = "PROXIMO_PLACE"
 """Environment variable of a relay: the listener's address, its token, and which worker is wanted."""
 TOKEN = "PROXIMO_PLACE_TOKEN"
 """Environment variable of a listener: what a relay must say first."""
@@ -38,9 +38,9 @@ LOST = 254
 """Status of a relay whose listener or node is gone."""
 CONNECT_SECONDS = 30.0
 HELLO_SECONDS = 10.0
-"""For a connection to say who it is."""
+"""Seconds for a connection to say who it is."""
 KILL_SECONDS = 10.0
-"""For a worker to end that was let go."""
+"""Seconds for a worker to end that was let go."""
 
 
 # The relay
@@ -51,7 +51,7 @@ def relay(requests: int, answers: int, life: int, trainer: int) -> int:
     for descriptor in (requests, answers, life):
         os.set_inheritable(descriptor, False)
     threading.Thread(target=_end_with, args=(life, trainer), daemon=True).start()
-    address, token, worker = os.environ.pop(PLACE).split()
+    address, token, worker = os.environ.pop(NODE_PLACE).split()
     host, _, port = address.rpartition(":")
     try:
         connection = socket.create_connection((host, int(port)), CONNECT_SECONDS)
@@ -80,7 +80,7 @@ def _pass_requests(connection: socket.socket, requests: int) -> None:
 
 
 def _end_with(life: int, trainer: int) -> None:
-    """Looked at once a second too: a process that the trainer forked may hold its end of `life` open."""
+    """End with the trainer, looking once a second too: a process that it forked may hold its end of `life` open."""
     while os.getppid() == trainer and not select.select([life], [], [], 1.0)[0]:
         pass
     os._exit(0)
@@ -121,7 +121,7 @@ def _serve(connection: socket.socket, token: str) -> None:
 
 
 def _wanted(connection: socket.socket, token: str) -> str | None:
-    """Which worker; None for whoever does not know the token."""
+    """Name of the wanted worker; None for whoever does not know the token."""
     connection.settimeout(HELLO_SECONDS)
     hello = b""
     while not hello.endswith(b"\n") and len(hello) < 256:
@@ -137,7 +137,7 @@ def _wanted(connection: socket.socket, token: str) -> str | None:
 
 
 def _drop_hello(answers: int) -> None:
-    """Which process it is here; the relay has named its own."""
+    """Skip the worker's message with its process id; the relay has sent that of its process."""
     os.read(answers, int.from_bytes(os.read(answers, channel.LENGTH)))
 
 
@@ -149,7 +149,7 @@ def _answer(connection: socket.socket, worker: "Program") -> None:
         poll.register(descriptor, select.POLLIN)
     while worker.answers in kinds:
         ready = {descriptor for descriptor, _ in poll.poll()}
-        for descriptor in [each for each in kinds if each in ready]:  # what was printed first: it belongs to the answer
+        for descriptor in [key for key in kinds if key in ready]:  # what was printed first: it belongs to the answer
             if part := os.read(descriptor, channel.LARGEST):
                 channel.send_frame(connection, kinds[descriptor], part)
             else:

@@ -16,7 +16,7 @@ from proximo.system import version
 
 PACKAGE = Path(version.__file__).parents[1]
 KEEPER = [sys.executable, "-P", tree.__file__]
-"""What is written before a command, so that it ends with whoever started it."""
+"""Start of a command that ends with whoever started it."""
 LAST_LINES = 5
 """Lines of the log that an error shows."""
 
@@ -45,7 +45,7 @@ Starts = Callable[[Listening, dict[str, str], float], tuple[Running, str]]
 def start_here(command: Listening, environment: dict[str, str], deadline: float) -> tuple[Running, str]:
     """Start it on this machine, for this machine alone."""
     address, port = "127.0.0.1", free_port("127.0.0.1")
-    return Server(command(address, port), environment), f"{address}:{port}"
+    return ServerProcess(command(address, port), environment), f"{address}:{port}"
 
 
 def free_port(address: str) -> int:
@@ -53,7 +53,7 @@ def free_port(address: str) -> int:
         return server.getsockname()[1]
 
 
-class Server:
+class ServerProcess:
     """A command that runs until `kill`, or until this process ends in whatever way."""
 
     def __init__(self, command: Sequence[str], environment: dict[str, str]) -> None:

@@ -27,7 +27,7 @@ GRACE = 5.0
 FOLDER = "PROXIMO_KEEPER_FOLDER"
 """Environment variable with the folder to remove."""
 ROUNDS = 200
-"""So often a keeper kills what is left, a hundredth of a second apart; a process stuck in the kernel outlasts it."""
+"""Times that a keeper kills what is left, a hundredth of a second apart; a process stuck in the kernel outlasts it."""
 LOOK_SECONDS = 1.0
 """Seconds between two looks at whether a parent is still there."""
 
@@ -46,7 +46,7 @@ def below(ancestor: int) -> list[int] | None:
         descendants = psutil.Process(ancestor).children(recursive=True)
     except (psutil.Error, OSError):
         return None
-    return [each.pid for each in descendants if _is_running(each)]
+    return [process.pid for process in descendants if _is_running(process)]
 
 
 def _is_running(process: psutil.Process) -> bool:
@@ -58,30 +58,30 @@ def _is_running(process: psutil.Process) -> bool:
 def kill_below(ancestor: int) -> list[int] | None:
     """Kill the processes below one; their ids, or None if the system does not list them."""
     descendants = below(ancestor)
-    for each in descendants or ():
-        send(each, signal.SIGKILL)
+    for pid in descendants or ():
+        send(pid, signal.SIGKILL)
     return descendants
 
 
 def send(process: int, number: int) -> None:
-    """A signal to a process that may have ended."""
+    """Send a signal to a process that may have ended."""
     with suppress(ProcessLookupError, PermissionError):
         os.kill(process, number)
 
 
 def send_group(leader: int, number: int) -> None:
-    """A signal to a process group that may have ended."""
+    """Send a signal to a process group that may have ended."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(leader, number)
 
 
 def signal_at_parents_death(number: int) -> None:
-    """Have the kernel send this process a signal when its parent ends; nothing happens elsewhere than on Linux."""
+    """Let the kernel send this process a signal when its parent ends; nothing happens elsewhere than on Linux."""
     _prctl(_SET_PARENT_DEATH_SIGNAL, number)
 
 
 def end_with(parent: int) -> bool:
-    """Have this process killed when its parent ends; False if that has ended already."""
+    """Let this process be killed when its parent ends; False if that has ended already."""
     signal_at_parents_death(signal.SIGKILL)
     if sys.platform != "linux":
         threading.Thread(target=_end_without, args=(parent,), daemon=True).start()
@@ -105,7 +105,7 @@ def _prctl(option: int, value: int) -> None:
 
 
 class Keeper:
-    """This process as a keeper; to be made before what it keeps is started."""
+    """Keeper that this process becomes; to be made before what it keeps is started."""
 
     def __init__(self) -> None:
         _prctl(_SET_CHILD_SUBREAPER, 1)  # orphans below become ours, so that we can kill them
@@ -115,7 +115,7 @@ class Keeper:
         signal.signal(signal.SIGCHLD, lambda *_: None)
 
     def forget(self) -> None:
-        """In a child that was forked off: be no keeper any more."""
+        """Stop being a keeper, in a child that was forked off."""
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         os.close(self._wake)

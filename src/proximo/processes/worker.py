@@ -34,11 +34,11 @@ import psutil
 from proximo.processes import channel, tree
 
 Serve = Callable[[int, int], None]
-"""What a runner does, given the descriptors of requests and answers, until its requests end."""
+"""Work of a runner, given the descriptors of requests and answers, until its requests end."""
 
 
 class Junk(Exception):
-    """What foreign code returned is not what it was asked for."""
+    """Error where foreign code returned something other than what it was asked for."""
 
 
 def main(arguments: Sequence[str], serve: Serve) -> None:
@@ -84,16 +84,16 @@ def raise_open_files() -> None:
 # A user's code
 
 
-def load(place: str) -> ModuleType:
+def load(module: str) -> ModuleType:
     """A module, or a file as one."""
-    if not place.endswith(".py"):
-        return importlib.import_module(place)
-    folder = str(Path(place).parent)
-    sys.path_hooks.insert(0, _finders(folder, [each for each in sys.path if each != folder]))
+    if not module.endswith(".py"):
+        return importlib.import_module(module)
+    folder = str(Path(module).parent)
+    sys.path_hooks.insert(0, _finders(folder, [entry for entry in sys.path if entry != folder]))
     sys.path_importer_cache.pop(folder, None)
     sys.path.insert(0, folder)  # as with `python file.py`: it may import what is next to it
-    name = f"reward_{Path(place).stem}"
-    return module_at(place, name, _Source(name, place))
+    name = f"reward_{Path(module).stem}"
+    return module_at(module, name, _Source(name, module))
 
 
 def module_at(path: str, name: str, loader: SourceFileLoader | None = None) -> ModuleType:
@@ -126,7 +126,7 @@ def _finders(folder: str, others: Sequence[str]) -> Callable[[str], FileFinder]:
     installed packages."""
 
     def finder(path: str) -> FileFinder:
-        if not _is_below(path, folder) or any(_is_below(each, folder) and _is_below(path, each) for each in others):
+        if not _is_below(path, folder) or any(_is_below(other, folder) and _is_below(path, other) for other in others):
             raise ImportError
         return _Finder(path, (ExtensionFileLoader, EXTENSION_SUFFIXES), (_Source, SOURCE_SUFFIXES))
 
@@ -139,12 +139,12 @@ def _is_below(path: str, folder: str) -> bool:
 
 def functions(module: ModuleType) -> list[str]:
     """Names of the functions that a module defines itself."""
-    own = [name for name, value in vars(module).items() if getattr(value, "__module__", None) == module.__name__]
-    return [name for name in own if callable(vars(module)[name]) and not name.startswith("_")]
+    defined = [name for name, value in vars(module).items() if getattr(value, "__module__", None) == module.__name__]
+    return [name for name in defined if callable(vars(module)[name]) and not name.startswith("_")]
 
 
 def guarded(call: Callable[[], dict[str, Any]], seed: int) -> dict[str, Any]:
-    """What foreign code returns, or how it failed."""
+    """Value that foreign code returns, or how it failed."""
     _seed(seed)
     try:
         return call()
@@ -169,12 +169,12 @@ def described(error: BaseException) -> str:
     except BaseException:  # its own __str__ may be what is broken
         text = type(error).__name__
     frames = traceback.extract_tb(error.__traceback__)
-    place = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if len(frames) > 1 else ""
-    return text[:500] + place
+    location = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if len(frames) > 1 else ""
+    return text[:500] + location
 
 
 def _seed(number: int) -> None:
-    """A function that draws draws the same whenever it is asked the same."""
+    """Seed every generator: a function that draws draws the same whenever it is asked the same."""
     random.seed(number)
     with contextlib.suppress(Exception):
         if "numpy" in sys.modules:

@@ -13,7 +13,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Protocol, TypeVar, cast
 
-from proximo.processes.child import Places
+from proximo.processes.child import NodePlaces
 from proximo.processes.failures import Failure, Tally
 from proximo.processes.pool import Threads
 from proximo.rewards.judges.usage import Usage
@@ -39,7 +39,7 @@ class Grading:
         grading.close()
     """
 
-    def __init__(self, folder: Path | None = None, places: Places | None = None) -> None:
+    def __init__(self, folder: Path | None = None, places: NodePlaces | None = None) -> None:
         """`folder`: the run's, for verdicts of judges. `places`: where workers run; None: on this machine."""
         self.folder, self.places = folder, places
         self.failures = Tally()
@@ -55,7 +55,7 @@ class Grading:
         self.forms: dict[str, str] = {}
         """How reward functions that were given in Python are called, by their names."""
         # What is first here is closed last: workers end before the places that they run at.
-        self._shared: dict[Hashable, Closes] = {} if places is None else {Places: places}
+        self._shared: dict[Hashable, Closes] = {} if places is None else {NodePlaces: places}
         self._lock = Lock()
         self._ended = weakref.finalize(self, _close, self._shared)
 

@@ -8,7 +8,7 @@ from functools import partial
 from types import CodeType
 from typing import Any
 
-from proximo.processes.failures import Failure, Found, GraderFailed, checked, plain
+from proximo.processes.failures import Failure, GraderFailed, Outcome, checked, plain
 from proximo.processes.worker import Junk, described
 from proximo.rewards.calling import Adapted, adapted, is_async, to_number
 from proximo.rewards.function import check_range, columns_of
@@ -112,7 +112,7 @@ class _InProcess:
 
     function: Adapted
 
-    def call(self, columns: Columns, constants: Mapping[str, Any]) -> list[Found] | Failure:
+    def call(self, columns: Columns, constants: Mapping[str, Any]) -> list[Outcome] | Failure:
         count = len(next(iter(columns.values())))
         # Copies: what a function does to its arguments must not reach the problems of a later step.
         arguments = deepcopy({name: list(column) for name, column in columns.items()} | dict(constants))

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any, Protocol
 
-from proximo.processes.failures import Failure, Found, GraderFailed, checked, plain
+from proximo.processes.failures import Failure, GraderFailed, Outcome, checked, plain
 from proximo.processes.worker import Junk, described
 from proximo.rewards.calling import listed, to_number
 from proximo.rewards.grading import grading, note_failure
@@ -21,7 +21,7 @@ MAX_DEATHS = 4
 class Caller(Protocol):
     """A function that scores, wherever it runs."""
 
-    def call(self, columns: Columns, constants: Mapping[str, Any]) -> list[Found] | Failure:
+    def call(self, columns: Columns, constants: Mapping[str, Any]) -> list[Outcome] | Failure:
         """A score or a failure for each completion, or one failure of the whole call."""
         ...
 
@@ -57,17 +57,17 @@ class _Rewarding:
 
     reward: Grader
 
-    def call(self, columns: Columns, constants: Mapping[str, Any]) -> list[Found] | Failure:
+    def call(self, columns: Columns, constants: Mapping[str, Any]) -> list[Outcome] | Failure:
         problems, completions = columns["problems"], columns["completions"]
         return _caught(lambda: self.reward(problems, completions), len(completions))
 
-    def begin(self, problems: Sequence[Problem], completions: Sequence[Completion]) -> Waiting[list[Found] | Failure]:
+    def begin(self, problems: Sequence[Problem], completions: Sequence[Completion]) -> Waiting[list[Outcome] | Failure]:
         assert isinstance(self.reward, Begins)
         waiting = self.reward.begin(problems, completions)
         return lambda: _caught(waiting, len(completions))
 
 
-def _caught(scoring: Waiting[Scores], count: int) -> list[Found] | Failure:
+def _caught(scoring: Waiting[Scores], count: int) -> list[Outcome] | Failure:
     """The scores, or why there are none."""
     try:
         scores = listed(scoring(), count)
@@ -134,7 +134,7 @@ def called(
 class Answer:
     """What a function says of the completions of a call."""
 
-    found: Sequence[Found]
+    found: Sequence[Outcome]
     together: Failure | None = None
     """How the call for all of them failed, if they were tried one by one after it."""
 
@@ -149,7 +149,7 @@ def ask(
 
 def _retried(
     function: Caller,
-    result: list[Found] | Failure,
+    result: list[Outcome] | Failure,
     columns: Columns,
     constants: Mapping[str, Any],
     *,
@@ -174,8 +174,8 @@ def noted(answer: Answer, said: Sequence[Completion], *, grader: str) -> list[fl
     return [math.nan if isinstance(each, Failure) else each for each in answer.found]
 
 
-def _one_by_one(function: Caller, columns: Columns, constants: Mapping[str, Any], count: int) -> list[Found]:
-    found: list[Found] = []
+def _one_by_one(function: Caller, columns: Columns, constants: Mapping[str, Any], count: int) -> list[Outcome]:
+    found: list[Outcome] = []
     deaths = 0
     for row in range(count):
         if deaths == MAX_DEATHS:

@@ -17,9 +17,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from proximo.processes.child import NODE_LOST, TRIES, NotLoaded, Places, Process, located
-from proximo.processes.failures import Failure, Found, GraderFailed, checked, plain
-from proximo.processes.pool import Result, Slot, Threads, Waiting
+from proximo.processes.child import NODE_LOST, TRIES, NodePlaces, NotLoaded, WorkerProcess, located
+from proximo.processes.failures import Failure, GraderFailed, Outcome, checked, plain
+from proximo.processes.pool import Result, Threads, Waiting, WorkerSlot
 
 SCRIPT = Path(__file__).with_name("worker.py")
 LONGEST = 86_400.0
@@ -58,7 +58,7 @@ class Job:
 class Crew:
     """All workers of a function: one, and further ones for calls that would wait, where that pays off."""
 
-    def __init__(self, job: Job, at_once: int = 1, places: Places | None = None) -> None:
+    def __init__(self, job: Job, at_once: int = 1, places: NodePlaces | None = None) -> None:
         """`places`: where the workers run; None: on this machine."""
         self.job, self._places = job, places
         self._threads = Threads(max(at_once, places.size if places else 1), self._may_grow)
@@ -75,7 +75,7 @@ class Crew:
         """Begin work that calls the function."""
         return self._threads.begin(work)
 
-    def call(self, columns: Columns, constants: Mapping[str, Any]) -> "list[Found] | Failure":
+    def call(self, columns: Columns, constants: Mapping[str, Any]) -> "list[Outcome] | Failure":
         """A score or a failure for each completion, or one failure of the whole call."""
         with self._lock:
             if not self._idle:
@@ -114,7 +114,7 @@ class Crew:
 class Worker:
     """A function's process, and what its calls have taken."""
 
-    def __init__(self, job: Job, places: Places | None = None) -> None:
+    def __init__(self, job: Job, places: NodePlaces | None = None) -> None:
         self.job = job
         self.form = ""
         """How a user's function is called, in words; empty before the first call."""
@@ -124,12 +124,12 @@ class Worker:
         """Seconds that the last calls waited."""
         self.start_seconds, self.memory = 0.0, 0
         """Of the last start, and bytes in use after the last call."""
-        self._slot = Slot(SCRIPT, job, places)
-        self._process: Process | None = None
+        self._slot = WorkerSlot(SCRIPT, job, places)
+        self._process: WorkerProcess | None = None
         """The process of the last call."""
         self._calls = self._first_memory = 0
 
-    def call(self, columns: Columns, constants: Mapping[str, Any]) -> list[Found] | Failure:
+    def call(self, columns: Columns, constants: Mapping[str, Any]) -> list[Outcome] | Failure:
         """A score or a failure for each completion, or one failure of the whole call."""
         count = len(next(iter(columns.values())))
         arguments = _encoded({name: list(column) for name, column in columns.items()} | dict(constants))
@@ -161,7 +161,7 @@ class Worker:
             return self._ask(arguments, count, seed, tries - 1)
         return answer, process.printed
 
-    def _ready(self) -> Process | Failure:
+    def _ready(self) -> WorkerProcess | Failure:
         start = time.monotonic()
         try:
             process = self._slot.worker()
@@ -183,7 +183,7 @@ class Worker:
         self.computed += busy
         self.waits.append(seconds - busy)
 
-    def _recycle(self, answer: Mapping[str, Any], result: list[Found] | Failure) -> None:
+    def _recycle(self, answer: Mapping[str, Any], result: list[Outcome] | Failure) -> None:
         """Replace a worker that is growing, out of memory, was told to exit or has closed its output."""
         self._calls += 1
         memory, children = _whole(answer.get("memory")), _whole(answer.get("children"))
@@ -215,7 +215,7 @@ def _encoded(arguments: Mapping[str, Any]) -> str:
         raise GraderFailed(f"a column of the data cannot be given to a reward function: {error}") from error
 
 
-def _read(answer: Mapping[str, Any], count: int) -> list[Found] | Failure:
+def _read(answer: Mapping[str, Any], count: int) -> list[Outcome] | Failure:
     """The answer comes from a process that ran foreign code: it is data, and nothing about it is taken on trust."""
     scores, failed = answer.get("scores"), answer.get("failed")
     if isinstance(failed, str):

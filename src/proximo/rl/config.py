@@ -7,7 +7,7 @@ from typing import Literal
 from proximo.algorithms import GRPO, Algorithm
 from proximo.config import toml
 from proximo.config.aliases import renewed
-from proximo.config.trust.permission import ANYTHING, Code
+from proximo.config.trust.permission import ANYTHING, CodePermission
 from proximo.config.unions import check_kinds
 from proximo.data import stable_hash
 from proximo.data.mixing import Ptx
@@ -379,11 +379,11 @@ class RunConfig:
         self.algorithm.check_run(group_size=self.training.group_size, updates_per_batch=self.training.updates)
 
 
-def load_run(path: str, code: Code | None = None) -> RunConfig:
+def load_run(path: str, code: CodePermission | None = None) -> RunConfig:
     """A run's config from a file, of this version or an earlier one."""
     return toml.load(path, RunConfig, code, renewed)
 
 
-def loads_run(text: str, source: str = "config", code: Code = ANYTHING) -> RunConfig:
+def loads_run(text: str, source: str = "config", code: CodePermission = ANYTHING) -> RunConfig:
     """A run's config from TOML, of this version or an earlier one; `source` names the text in errors."""
     return toml.loads(text, RunConfig, source, finite=True, code=code, renew=renewed)

@@ -21,7 +21,7 @@ from proximo.runs.files import METRICS
 from proximo.runs.health import COLLAPSE, Watch
 from proximo.runs.log import RunLog
 from proximo.samplers.sampler import SamplerEvent
-from proximo.system.lines import Lines
+from proximo.system.lines import JsonLines
 from proximo.types import Group
 
 BAND_STEPS = 5
@@ -72,7 +72,7 @@ class Monitor:
 
     def remember(self, folder: Path) -> None:
         """After a resume: read the run's earlier rows, without reporting findings again."""
-        for row in Lines(folder / METRICS).readable():
+        for row in JsonLines(folder / METRICS).readable():
             for check in (self.watch.look, self.clip_range.update, self.staleness.update):
                 check(row)
 

@@ -13,7 +13,7 @@ from proximo.runs.files import METRICS, RESULT
 from proximo.runs.records import Answered, Evaluation
 from proximo.runs.rollout_json import plain_answer, read_answers
 from proximo.runs.state import Best, RunState
-from proximo.system.lines import Lines
+from proximo.system.lines import JsonLines
 from proximo.system.opening import as_written, inside
 from proximo.tasks import Task
 
@@ -177,7 +177,7 @@ def _generated_before(point: Path) -> int:
     """Tokens sampled before a checkpoint's last step: with a limit below that, the step would not have been made.
     Damaged rows are ignored, since resuming does not need them."""
     metrics, total = point.parents[1] / METRICS, 0
-    for row in Lines(metrics).readable():
+    for row in JsonLines(metrics).readable():
         step, tokens = row.get("step"), row.get("sampled_tokens")
         if isinstance(step, int) and isinstance(tokens, int) and step < step_of(point):
             total += tokens

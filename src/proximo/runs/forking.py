@@ -19,7 +19,7 @@ from proximo.runs.log import RunLog, facts, files_of_steps, is_up_to
 from proximo.runs.run_json import config_damage, lost_rows, other_code, read_record, refuse_format
 from proximo.runs.state import read_origin
 from proximo.system.folders import MANIFEST, complaints, new_folder, write_folder
-from proximo.system.lines import Lines
+from proximo.system.lines import JsonLines
 from proximo.system.opening import copy_file, copy_folder, inside, make_folder, read_text, remove
 
 FORK = "fork"
@@ -115,7 +115,7 @@ def _copy_rows(run: Path, target: Path, checkpoint: Path) -> None:
     for name in (EVENTS, TIMINGS, TIMELINE):
         if (run / name).exists():
             copy_file(run / name, target / name)
-            Lines(target / name).keep(lambda row: isinstance(row.get("step"), int) and row["step"] <= last)
+            JsonLines(target / name).keep(lambda row: isinstance(row.get("step"), int) and row["step"] <= last)
     if (run / VERDICTS).is_dir():  # of judges: what was asked once is not asked again
         copy_folder(run / VERDICTS, target / VERDICTS)
     for file in files_of_steps(run):

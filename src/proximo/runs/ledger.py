@@ -14,7 +14,7 @@ from typing import Any, Literal
 from proximo.learner.guard import Update
 from proximo.runs.files import LEDGER
 from proximo.runs.records import Assembled, Collected, DataCursor
-from proximo.system.lines import Lines
+from proximo.system.lines import JsonLines
 from proximo.types import Group, Problem
 
 State = Literal["trained", "filtered", "unscored", "abandoned", "passed_over", "expired", "carried"]
@@ -111,7 +111,7 @@ def check_ledger(folder: Path, drawn: int | None = None) -> Proof:
     Example: assert not check_ledger(Path("runs/a")).wrong
     """
     rows: dict[int, list[dict[str, Any]]] = {}
-    for row in Lines(folder / LEDGER):
+    for row in JsonLines(folder / LEDGER):
         rows.setdefault(row["ordinal"], []).append(row)
     count = drawn if drawn is not None else max(rows, default=-1) + 1
     wrong = [f"draw {ordinal} is missing" for ordinal in range(count) if ordinal not in rows]

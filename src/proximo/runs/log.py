@@ -33,7 +33,7 @@ from proximo.runs.files import (
 from proximo.runs.ledger import Entry
 from proximo.runs.rollouts import write_rollouts
 from proximo.system.folders import sync, whole_file, write_file
-from proximo.system.lines import Lines, Prefix, plain, to_line
+from proximo.system.lines import JsonLines, PrefixHash, plain, to_line
 from proximo.system.machine import Machine
 from proximo.system.opening import make_folder, names, remove
 from proximo.system.sealing import sealed
@@ -61,7 +61,7 @@ class RunLog:
         self._has_warned = False
         self._step = 0
         """Step of the last metrics row."""
-        self._prefixes = {name: Prefix(folder / name) for name in LOGS}
+        self._prefixes = {name: PrefixHash(folder / name) for name in LOGS}
         self.known: Mapping[str, tuple[int, str]] = {}
         """By log: how long it was when the checkpoint to resume from was saved, and its SHA-256."""
 
@@ -122,7 +122,7 @@ class RunLog:
                 sync(self._unsynced.pop())
             if (self.folder / ROLLOUTS).is_dir():
                 sync(self.folder / ROLLOUTS)
-        files = [Lines(self.folder / name) for name in NUMBERS]
+        files = [JsonLines(self.folder / name) for name in NUMBERS]
         for file in files:
             file.sync()
         sync(self.folder)
@@ -131,23 +131,23 @@ class RunLog:
     def standing(self) -> dict[str, object]:
         """What the manifest of a checkpoint that is saved now says: whose it is, the size and SHA-256 of each log, and
         the first and last of the steps in a row that have rollouts."""
-        sizes = {name: Lines(self.folder / name).size for name in LOGS}
+        sizes = {name: JsonLines(self.folder / name).size for name in LOGS}
         logs = {name: {"size": size, "sha256": self._prefixes[name].up_to(size)} for name, size in sizes.items()}
         return {"run": self.identity, "logs": logs, "rollouts": ranges(stored_steps(self.folder))}
 
     def rewind(self, sizes: Mapping[str, int], step: int) -> None:
         """Cut metrics and ledger back to these sizes, and delete rollouts and evidence of later steps than
         this."""
-        self._prefixes = {name: Prefix(self.folder / name) for name in LOGS}
+        self._prefixes = {name: PrefixHash(self.folder / name) for name in LOGS}
         for name in NUMBERS:
-            rows, size = Lines(self.folder / name), sizes.get(name, 0)
+            rows, size = JsonLines(self.folder / name), sizes.get(name, 0)
             if rows.size >= size and not is_altered(self.folder / name, self.known.get(name)):
                 rows.cut(size)
             else:  # rows are lost or altered, and the user accepted that: keep the rows up to this step
                 rows.cut(min(size, rows.size))
                 rows.keep(lambda row: isinstance(row.get("step"), int) and row["step"] <= step)
         for name in (EVENTS, TIMINGS, TIMELINE):
-            Lines(self.folder / name).repair()
+            JsonLines(self.folder / name).repair()
         for file in files_of_steps(self.folder):
             if not is_up_to(file, step):
                 remove(file)
@@ -157,7 +157,7 @@ class RunLog:
         waiting: dict[str, int] = {METRICS: 0, LEDGER: 0}
         for name, rows in self._waiting:
             waiting[name] += sum(len(to_line(row)) for row in rows)
-        return {name: Lines(self.folder / name).size + more for name, more in waiting.items()}
+        return {name: JsonLines(self.folder / name).size + more for name, more in waiting.items()}
 
     def rollouts(self, step: int, table: pa.Table) -> None:
         """Write a step's `rollout_table`."""
@@ -169,7 +169,7 @@ class RunLog:
             self._unsynced.append(path)
 
     def _append(self, name: str, *rows: Row) -> None:
-        Lines(self.folder / name).append(*({key: plain(value) for key, value in row.items()} for row in rows))
+        JsonLines(self.folder / name).append(*({key: plain(value) for key, value in row.items()} for row in rows))
 
     def _keep(self, name: str, rows: Sequence[Row]) -> None:
         """Write rows that must not be lost, after those that already wait."""
@@ -215,7 +215,7 @@ def ranges(steps: Sequence[int]) -> list[tuple[int, int]]:
 
 def is_altered(path: Path, known: tuple[int, str] | None) -> bool:
     """Whether a log's first bytes, of which the size and the SHA-256 are known, are others now."""
-    return known is not None and Lines(path).size >= known[0] and Prefix(path).up_to(known[0]) != known[1]
+    return known is not None and JsonLines(path).size >= known[0] and PrefixHash(path).up_to(known[0]) != known[1]
 
 
 def files_of_steps(folder: Path) -> list[Path]:

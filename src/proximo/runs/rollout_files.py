@@ -13,11 +13,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from proximo.system.opening import open_file
-from proximo.system.parquet import Limits, open_parquet
+from proximo.system.parquet import TableLimits, open_parquet
 
 MAX_FILE = 4 << 30
 """Maximum size of a rollout file."""
-FREE = Limits(rows=1 << 14, values=1 << 26, size=1 << 30)
+FREE = TableLimits(rows=1 << 14, values=1 << 26, size=1 << 30)
 """What a file of any size may hold: 512 completions of 4,096 tokens have a tenth of a billion bytes, and fewer values
 than this."""
 BYTES_PER_ROW, VALUES_PER_BYTE, UNPACKED = 32, 16, 64
@@ -31,7 +31,7 @@ def opened(file: BinaryIO, **options: Any) -> pq.ParquetFile:
     size = os.fstat(file.fileno()).st_size
     if size > MAX_FILE:
         raise ValueError(f"it has {size >> 20:,} MiB, more than the {MAX_FILE >> 20:,} MiB that are read at once")
-    limits = Limits(
+    limits = TableLimits(
         rows=max(FREE.rows, size // BYTES_PER_ROW),
         values=max(FREE.values, size * VALUES_PER_BYTE),
         size=max(FREE.size, size * UNPACKED),

@@ -11,7 +11,7 @@ from proximo.runs.files import LOGS, METRICS, NUMBERS, stored_steps
 from proximo.runs.log import is_altered
 from proximo.runs.state import read_origin
 from proximo.system.folders import MANIFEST, read_manifest
-from proximo.system.lines import Lines
+from proximo.system.lines import JsonLines
 from proximo.system.machine import Machine
 from proximo.system.opening import LinkedFile, UnsafeFile, read_json, read_text
 from proximo.system.safe_text import quoted, visible
@@ -127,7 +127,7 @@ def lost_rows(folder: Path, resume_from: Path) -> list[str]:
 
 def _shorter(log: Path, size: int, checkpoint: Path) -> str | None:
     """Message if a log has fewer bytes than it had."""
-    if (found := Lines(log).size) >= size:
+    if (found := JsonLines(log).size) >= size:
         return None
     return f"{log.name} has {found} bytes and had {size} when {checkpoint.name} was saved: rows are lost"
 

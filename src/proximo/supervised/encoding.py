@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from proximo.data import DataFile, Example, Mistakes, Prompt, Ranking, read_splits
-from proximo.data.splits import Reader, refuse_empty
+from proximo.data.splits import ReadsItems, refuse_empty
 from proximo.models import micro_batches, prompt_tokens
 from proximo.models.context_length import reach_of
 from proximo.models.model_types import PreTrainedModel, PreTrainedTokenizerBase
@@ -26,7 +26,7 @@ SHOWN = "what is replied"
 
 @dataclass(frozen=True)
 class Encoded:
-    place: str
+    location: str
     prompt: tuple[int, ...]
     completions: tuple[tuple[int, ...], ...]
     """Completion tokens: one for an example, all of a ranking with the best first."""
@@ -89,7 +89,7 @@ class Prepared:
 
 
 def prepare(
-    data: DataFile, read: Reader[Item], tokenizer: PreTrainedTokenizerBase, ends: Collection[int] = ()
+    data: DataFile, read: ReadsItems[Item], tokenizer: PreTrainedTokenizerBase, ends: Collection[int] = ()
 ) -> Prepared:
     """Read, split and encode a file; a ValueError lists everything that is wrong with it. `ends` are as in
     `completion_tokens`.
@@ -122,7 +122,7 @@ def encode(
             if (row := _encoded(tokenizer, item, limit, ends)) is not None:
                 encoded.append(row)
         except ValueError as error:
-            mistakes.add(item.place, str(error))
+            mistakes.add(item.location, str(error))
     return encoded
 
 
@@ -146,7 +146,7 @@ def _encoded(
     if len(set(completions)) < len(completions):
         raise ValueError("two of its completions are the same tokens: there is no preference to learn")
     margin = item.margin if isinstance(item, Ranking) else None
-    return Encoded(item.place, prompt, completions, margin, sum(is_closed for _, is_closed in replies))
+    return Encoded(item.location, prompt, completions, margin, sum(is_closed for _, is_closed in replies))
 
 
 def _refuse_long(prompt: int, longest: int, max_tokens: int) -> NoReturn:

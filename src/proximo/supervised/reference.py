@@ -71,7 +71,7 @@ def compute_reference(
 def write_reference(path: Path, reference: Reference, prepared: Prepared) -> None:
     """Write one row per completion; the fingerprints are in the schema's metadata."""
     rows = [
-        {"split": split, "place": item.place, "rank": rank, "tokens": len(tokens), "logprob": logprob}
+        {"split": split, "place": item.location, "rank": rank, "tokens": len(tokens), "logprob": logprob}
         for split, items, sums in (
             ("train", prepared.train, reference.train),
             ("held_out", prepared.held_out, reference.held_out),

@@ -13,7 +13,7 @@ from torch import Tensor
 from proximo.config import toml
 from proximo.data import DataFile, Example, Mistakes, read_examples
 from proximo.data.examples import Columns
-from proximo.data.splits import Reader
+from proximo.data.splits import ReadsItems
 from proximo.learner.ranks import Ranks
 from proximo.losses.pieces.extras import supervised_loss
 from proximo.losses.pieces.weights import TokenMean
@@ -235,7 +235,7 @@ def _prepared(config: SftConfig, tokenizer: PreTrainedTokenizerBase, ends: froze
     return prepared
 
 
-def _reader(config: SftConfig, tokenizer: PreTrainedTokenizerBase) -> Reader[Example]:
+def _reader(config: SftConfig, tokenizer: PreTrainedTokenizerBase) -> ReadsItems[Example]:
     """What reads the file's rows, with the columns that the config names."""
     named = config.prompt_column, config.completion_column
     columns = None if named[0] is None or named[1] is None else Columns(named[0], named[1])

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import ipc, types
 
-from proximo.system.parquet import MAX_PAGES, Limits, refuse_rows, refuse_size, refuse_values
+from proximo.system.parquet import MAX_PAGES, TableLimits, refuse_rows, refuse_size, refuse_values
 
 MARK = b"ARROW1\0\0"
 """First bytes of the file format."""
@@ -22,7 +22,7 @@ REFUSED = (types.is_union, types.is_run_end_encoded, types.is_list_view, types.i
 """Types in which many values may share the same bytes, or that hold values of several types."""
 
 
-def arrow_batches(file: BinaryIO, limits: Limits) -> Iterator[pa.RecordBatch]:
+def arrow_batches(file: BinaryIO, limits: TableLimits) -> Iterator[pa.RecordBatch]:
     """The batches of a file; ValueError, in one line, where it is damaged or exceeds the limits.
 
     Example: with open_file(path) as file: rows = [row for batch in arrow_batches(file, limits) for row in batch]
@@ -63,7 +63,7 @@ def _check_type(name: str, kind: pa.DataType) -> None:
 
 
 def weight(array: Any) -> tuple[int, int]:
-    """How many values an array has, those in lists counted one by one, and their bytes: a text that many rows share
+    """Number of an array's values, those in lists counted one by one, and their bytes: a text that many rows share
     counts for each."""
     kind = array.type
     if isinstance(kind, pa.BaseExtensionType):
@@ -81,7 +81,7 @@ def weight(array: Any) -> tuple[int, int]:
         inner = [array.values]
     else:
         return len(array), array.nbytes
-    weights = [weight(each) for each in inner]
+    weights = [weight(array_inside) for array_inside in inner]
     return len(array) + sum(count for count, _ in weights), sum(size for _, size in weights)
 
 
@@ -101,7 +101,7 @@ def _viewed_size(array: Any) -> int:
 
 
 def _viewed_lengths(array: Any) -> np.ndarray:
-    """Of texts that are views: the first of the four numbers of each."""
+    """Lengths of texts that are views: the first of the four numbers of each."""
     views = array.buffers()[1]
     if views is None:
         return np.zeros(len(array), dtype=np.int32)
@@ -129,24 +129,24 @@ def _check_messages(file: BinaryIO, start: int, limit: int) -> None:
             refuse_size(size, limit)
 
 
-def _unpacked(about: memoryview, body: memoryview, is_dictionary: bool) -> int:
+def _unpacked(metadata: memoryview, body: memoryview, is_dictionary: bool) -> int:
     """Bytes of a batch in memory. Its description is a FlatBuffers table, which Arrow has checked."""
-    batch = _follow(about, _field(about, _follow(about, 0), 2))
+    batch = _follow(metadata, _field(metadata, _follow(metadata, 0), 2))
     if is_dictionary:
-        batch = _follow(about, _field(about, batch, 1))
-    buffers = _field(about, batch, 2)
-    if not _field(about, batch, 3) or not buffers:
+        batch = _follow(metadata, _field(metadata, batch, 1))
+    buffers = _field(metadata, batch, 2)
+    if not _field(metadata, batch, 3) or not buffers:
         return len(body)
-    vector, size = _follow(about, buffers), 0
-    for number in range(struct.unpack_from("<I", about, vector)[0]):
-        offset, length = struct.unpack_from("<qq", about, vector + 4 + 16 * number)
+    vector, size = _follow(metadata, buffers), 0
+    for number in range(struct.unpack_from("<I", metadata, vector)[0]):
+        offset, length = struct.unpack_from("<qq", metadata, vector + 4 + 16 * number)
         unpacked = struct.unpack_from("<q", body, offset)[0] if length >= 8 and 0 <= offset <= len(body) - 8 else 0
         size += max(unpacked, length, 0)
     return size
 
 
 def _field(data: memoryview, table: int, number: int) -> int:
-    """Where a field of a table is; 0 if it is absent."""
+    """Offset of a field of a table; 0 if it is absent."""
     slots = table - struct.unpack_from("<i", data, table)[0]
     if 4 + 2 * number >= struct.unpack_from("<H", data, slots)[0]:
         return 0
@@ -154,5 +154,5 @@ def _field(data: memoryview, table: int, number: int) -> int:
     return table + offset if offset else 0
 
 
-def _follow(data: memoryview, place: int) -> int:
-    return place + struct.unpack_from("<I", data, place)[0]
+def _follow(data: memoryview, offset: int) -> int:
+    return offset + struct.unpack_from("<I", data, offset)[0]

@@ -37,8 +37,8 @@ HOLLOW = 64 << 30
 
 
 def write_folder(path: Path, fill: Callable[[Path], None], more: Mapping[str, object] | None = None) -> None:
-    """Have `fill` write into a new folder, which becomes `path` when complete; after an error nothing has changed.
-    `more` is what else the manifest says.
+    """Let `fill` write into a new folder, which becomes `path` when complete; after an error nothing has changed.
+    `more` is added to the manifest.
 
     Example: write_folder(Path("runs/a/checkpoints/step-000010"), model.save_pretrained)
     """
@@ -82,19 +82,19 @@ def new_folder(path: Path) -> Iterator[Path]:
 
 
 def complaints(path: Path) -> list[str]:
-    """What is wrong with a folder that `write_folder` wrote; empty if it is complete and intact."""
+    """Faults of a folder that `write_folder` wrote; empty if it is complete and intact."""
     try:
         known = _known_files(path)
     except (OSError, ValueError) as error:
         return [f"{MANIFEST}: {_reason(error)}"]
     try:
-        found = {str(file.relative_to(path)): file for file in _files(path)}
+        files = {str(file.relative_to(path)): file for file in _files(path)}
     except OSError as error:
         return [f"{path.name}: {_reason(error)}"]
-    wrong = [f"{name}: missing" for name in known if name not in found]
-    wrong += [f"{name}: not in {MANIFEST}" for name in found if name not in known and name != MANIFEST]
-    for name in known.keys() & found.keys():
-        wrong += _differs(found[name], name, *known[name])
+    wrong = [f"{name}: missing" for name in known if name not in files]
+    wrong += [f"{name}: not in {MANIFEST}" for name in files if name not in known and name != MANIFEST]
+    for name in known.keys() & files.keys():
+        wrong += _differs(files[name], name, *known[name])
     return sorted(wrong)
 
 
@@ -164,9 +164,9 @@ def file_hash(path: Path) -> str:
     """SHA-256 of a file, in hexadecimal. UnsafeFile if nearly all of it is missing: a hole has any size, and would be
     read for hours."""
     with open_file(path) as file:
-        found = os.fstat(file.fileno())
-        if found.st_size > HOLLOW and found.st_blocks * 512 * 100 < found.st_size:
-            raise UnsafeFile(f"{path} claims {found.st_size >> 30:,} GiB, and nearly all of it is a hole: restore it")
+        status = os.fstat(file.fileno())
+        if status.st_size > HOLLOW and status.st_blocks * 512 * 100 < status.st_size:
+            raise UnsafeFile(f"{path} claims {status.st_size >> 30:,} GiB, and nearly all of it is a hole: restore it")
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
@@ -177,8 +177,8 @@ def _seal(folder: Path, more: Mapping[str, object] | None = None) -> None:
         sync(file)
         manifest[str(file.relative_to(folder))] = {"size": file.stat().st_size, "sha256": file_hash(file)}
     _write(folder / MANIFEST, (json.dumps({"files": manifest, **(more or {})}, indent=1) + "\n").encode())
-    for place in (*(path for path in folder.rglob("*") if path.is_dir()), folder):
-        sync(place)
+    for directory in (*(path for path in folder.rglob("*") if path.is_dir()), folder):
+        sync(directory)
 
 
 def _write(path: Path, data: bytes) -> None:
@@ -193,7 +193,7 @@ def _write(path: Path, data: bytes) -> None:
 
 
 def _files(folder: Path) -> Iterator[Path]:
-    """Everything that is not a folder, including links."""
+    """Files, and links of any kind: all that is not a folder."""
     return (path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir())
 
 

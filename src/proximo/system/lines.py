@@ -18,10 +18,10 @@ MAX_LINE = 256 << 20
 """Bytes after which no end of a line is looked for."""
 
 
-class Lines:
+class JsonLines:
     """A .jsonl file. An appended row survives the death of the process; a failed append leaves no trace.
 
-    Example: rows = Lines(Path("runs/a/metrics.jsonl")); rows.append({"step": 0, "loss": 0.5})
+    Example: rows = JsonLines(Path("runs/a/metrics.jsonl")); rows.append({"step": 0, "loss": 0.5})
     """
 
     def __init__(self, path: Path) -> None:
@@ -100,17 +100,17 @@ class Lines:
                 yield row
 
 
-class Prefix:
+class PrefixHash:
     """The SHA-256 of a file's first bytes, for a file that grows: each byte is read once.
 
-    Example: prefix = Prefix(Path("runs/a/metrics.jsonl")); prefix.up_to(100); prefix.up_to(200)
+    Example: prefix = PrefixHash(Path("runs/a/metrics.jsonl")); prefix.up_to(100); prefix.up_to(200)
     """
 
     def __init__(self, path: Path) -> None:
         self.path, self._size, self._digest = path, 0, hashlib.sha256()
 
     def up_to(self, size: int) -> str:
-        """In hexadecimal, of the first `size` bytes; ValueError if the file has fewer."""
+        """SHA-256 of the first `size` bytes in hexadecimal; ValueError if the file has fewer."""
         if size < self._size:
             self._size, self._digest = 0, hashlib.sha256()
         if size > self._size:

@@ -1,4 +1,4 @@
-"""One process per folder: a lock that the kernel releases when its owner dies, however it dies."""
+"""Locks of folders, one process for each: the kernel releases a lock when its owner dies, however it dies."""
 
 import fcntl
 import json
@@ -20,7 +20,7 @@ ENDED = ("Z", "X", "x")
 
 
 class Locked(ValueError):
-    """Another process is working in this folder."""
+    """Error where another process is working in this folder."""
 
 
 class FolderLock:
@@ -71,8 +71,8 @@ class FolderLock:
 
 
 def is_held(path: Path) -> bool:
-    """Whether the process that a lock's file names is alive: it must be that very process, and that very file, not a
-    copy. Nothing is locked for this, so that looking never blocks a starting run.
+    """Tell whether the process that a lock's file names is alive: it must be that very process, and that very file, not
+    a copy. Nothing is locked for this, so that looking never blocks a starting run.
 
     A file without an owner, or with an owner on another machine, counts as held.
     """
@@ -92,7 +92,7 @@ def is_held(path: Path) -> bool:
 
 
 def _is_alive(pid: int, started: object) -> bool:
-    """Whether the process exists and started at that time, if known. A zombie keeps its process id but counts as
+    """Tell whether the process exists and started at that time, if known. A zombie keeps its process id but counts as
     dead."""
     try:
         os.kill(pid, 0)

@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.nn.functional import linear, silu
 
 MAX_THREADS = 1 << 12
-"""More threads than any machine has: a record with more is damaged."""
+"""Maximum threads of a record: no machine has so many, and one with more is damaged."""
 SMALL_MODEL = 20_000_000
 """Parameter count below which a step is many small products, above which few large ones."""
 
@@ -45,7 +45,7 @@ SECONDS = 0.06
 """Seconds per measurement, of which there are at most a few dozen."""
 
 METHOD = "layers, few rows turned"
-"""How it is measured, as part of the cache's key: readings of another method are not used."""
+"""Method of measuring, as part of the cache's key: readings of another method are not used."""
 
 Shape = tuple[int, int, int]
 Clock = Callable[[], float]
@@ -63,7 +63,7 @@ class Machine:
 
     threads: int
     onednn: bool
-    """Whether to use oneDNN for products; some processors are faster without."""
+    """True to use oneDNN for products; some processors are faster without."""
 
     def __post_init__(self) -> None:
         if self.threads < 1:
@@ -84,10 +84,10 @@ class Machine:
         return asdict(self)
 
     @classmethod
-    def from_dict(cls, facts: Mapping[str, Any]) -> "Machine":
-        if not 0 < (threads := int(facts["threads"])) <= MAX_THREADS:
+    def from_dict(cls, record: Mapping[str, Any]) -> "Machine":
+        if not 0 < (threads := int(record["threads"])) <= MAX_THREADS:
             raise ValueError(f"machine has {threads} threads")
-        return cls(threads=threads, onednn=bool(facts["onednn"]))
+        return cls(threads=threads, onednn=bool(record["onednn"]))
 
 
 @dataclass(frozen=True)
@@ -100,9 +100,9 @@ class Readings:
     """GFLOP/s by dtype."""
 
     @classmethod
-    def from_dict(cls, facts: Mapping[str, Any]) -> "Readings":
-        speeds = {str(name): float(speed) for name, speed in facts["speeds"].items()}
-        return cls(Machine.from_dict(facts["small"]), Machine.from_dict(facts["large"]), speeds)
+    def from_dict(cls, record: Mapping[str, Any]) -> "Readings":
+        speeds = {str(name): float(speed) for name, speed in record["speeds"].items()}
+        return cls(Machine.from_dict(record["small"]), Machine.from_dict(record["large"]), speeds)
 
 
 @torch.no_grad()
@@ -112,10 +112,10 @@ def side_by_side(inputs: Tensor, *weights: Tensor) -> Tensor:
         products = [linear(inputs, weight) for weight in weights]
         return products[0] if len(products) == 1 else torch.cat(products, dim=1)
     turned, sizes = inputs.T.contiguous(), [len(weight) for weight in weights]
-    found = torch.empty(sum(sizes), len(inputs), dtype=inputs.dtype)
-    for weight, place in zip(weights, found.split(sizes), strict=True):
-        torch.mm(weight, turned, out=place)
-    return found.T.contiguous()
+    outputs = torch.empty(sum(sizes), len(inputs), dtype=inputs.dtype)
+    for weight, rows in zip(weights, outputs.split(sizes), strict=True):
+        torch.mm(weight, turned, out=rows)
+    return outputs.T.contiguous()
 
 
 def machine_for(parameters: int | None) -> Machine:
@@ -123,8 +123,8 @@ def machine_for(parameters: int | None) -> Machine:
 
     If OMP_NUM_THREADS is set, it decides the threads.
     """
-    found = readings()
-    chosen = found.small if parameters is not None and parameters < SMALL_MODEL else found.large
+    measured = readings()
+    chosen = measured.small if parameters is not None and parameters < SMALL_MODEL else measured.large
     if chosen.onednn and loses_onednn():
         chosen = replace(chosen, onednn=False)
     by_hand = os.environ.get("OMP_NUM_THREADS")
@@ -145,9 +145,9 @@ def readings(clock: Clock = time.perf_counter) -> Readings:
     if key in known:
         with suppress(AttributeError, KeyError, TypeError, ValueError):  # a malformed entry
             return Readings.from_dict(known[key])
-    found = measure(clock)
-    _store(file, {**known, key: asdict(found)})
-    return found
+    measured = measure(clock)
+    _store(file, {**known, key: asdict(measured)})
+    return measured
 
 
 def measure(clock: Clock = time.perf_counter) -> Readings:
@@ -181,9 +181,9 @@ def settle_half_products() -> None:
 
 
 def loses_onednn() -> bool:
-    """Whether torch switches oneDNN off at the first product of bfloat16 matrices, as it does on CPUs without
-    instructions for them. That holds for the whole process: a model in bfloat16 would change the last digits of every
-    float32 run after it and next to it, so such a machine is better off without from the start."""
+    """Tell whether torch switches oneDNN off at the first product of bfloat16 matrices, as on CPUs without instructions
+    for them. That holds for the whole process: a model in bfloat16 would change the last digits of every float32 run
+    after it and next to it, so such a machine is better off without from the start."""
     before = Machine.current()
     replace(before, onednn=True).apply()
     settle_half_products()
@@ -205,16 +205,16 @@ def _fastest(shapes: Sequence[Shape], max_threads: int, clock: Clock, product: P
         chosen, best = other, without
     while chosen.threads < max_threads:
         more = replace(chosen, threads=min(2 * chosen.threads, max_threads))
-        found = seconds(more)
-        if _gain(best, found) <= DOUBLED:
+        times = seconds(more)
+        if _gain(best, times) <= DOUBLED:
             break
-        chosen, best = more, found
+        chosen, best = more, times
     return chosen
 
 
 def _gain(before: Sequence[float], after: Sequence[float]) -> float:
-    """How many times as fast, on average over the shapes: products of few rows count as much as those of many, since a
-    step's sampling takes as long as its training."""
+    """Speed-up, on average over the shapes: products of few rows count as much as those of many, since a step's
+    sampling takes as long as its training."""
     return math.exp(sum(math.log(old / new) for old, new in zip(before, after, strict=True)) / len(before))
 
 

@@ -28,8 +28,8 @@ FILE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 class UnsafeFile(OSError, ValueError):
-    """What is there is no file that a program may open: a link, a pipe, a device, a folder, or too large. A ValueError
-    too, since the message tells the user what to do."""
+    """Error where there is no file that a program may open: a link, a pipe, a device, a folder, or one too large. A
+    ValueError too, since the message tells the user what to do."""
 
 
 class LinkedFile(UnsafeFile):
@@ -75,8 +75,8 @@ def run_around(path: Path) -> Path | None:
 
     Example: run_around(Path("runs/a/config.toml")) == Path("runs/a").absolute()
     """
-    for place in (Path(os.path.abspath(path)), Path(os.path.realpath(path))):
-        for folder in place.parents:
+    for start in (Path(os.path.abspath(path)), Path(os.path.realpath(path))):
+        for folder in start.parents:
             if os.path.lexists(folder / "run.json"):
                 return folder
     return None
@@ -171,7 +171,7 @@ def _listed(folder: Path) -> list[tuple[str, bool]]:
         return []
     try:
         with os.scandir(opened) as entries:
-            return sorted((each.name, each.is_file(follow_symlinks=False)) for each in entries)
+            return sorted((entry.name, entry.is_file(follow_symlinks=False)) for entry in entries)
     finally:
         os.close(opened)
 
@@ -196,15 +196,15 @@ def _leads_into(link: Path, folder: Path) -> bool:
 
 
 def blob_of(path: Path) -> Path:
-    """Where a file of a model's folder is: the path itself, or in a snapshot of a Hugging Face cache the regular file
-    among the same repository's blobs that a link there leads to. Any other link is refused.
+    """Path of a file of a model's folder: the path itself, or in a snapshot of a Hugging Face cache that of the regular
+    file among the same repository's blobs that a link there leads to. Any other link is refused.
 
     Example: with open_file(blob_of(folder / "config.json")) as file: ...
     """
     if not path.is_symlink():
         return path
     target = Path(os.path.normpath(path.parent / os.readlink(path)))
-    snapshots = next((each for each in path.parents if each.parts[-1:] == ("snapshots",)), None)
+    snapshots = next((parent for parent in path.parents if parent.parts[-1:] == ("snapshots",)), None)
     if snapshots is None or target.parent != snapshots.parent / "blobs":
         raise _linked(path)
     return target

@@ -34,19 +34,19 @@ value has in common with the one before."""
 
 
 @dataclass(frozen=True)
-class Limits:
-    """How much a table may hold."""
+class TableLimits:
+    """Limits of a table's contents."""
 
     rows: int
     values: int
-    """Of all columns together, those inside lists counted one by one."""
+    """Values of all columns together, those inside lists counted one by one."""
     size: int
     """Bytes of all values, as they are in memory."""
 
 
 @dataclass(frozen=True)
 class _Chunk:
-    """What the pages of one column give in one row group."""
+    """Contents of one column's pages in one row group."""
 
     values: int
     size: int
@@ -57,14 +57,14 @@ class _Chunk:
     largest: int
     """Bytes of the largest page."""
     prefixed: bool = False
-    """Whether texts are stored by what they have in common with the one before."""
+    """True where texts are stored by what they have in common with the one before."""
 
 
-def open_parquet(file: BinaryIO, limits: Limits, **options: Any) -> pq.ParquetFile:
+def open_parquet(file: BinaryIO, limits: TableLimits, **options: Any) -> pq.ParquetFile:
     """The file, in which nothing exceeds the limits; ValueError, in one line, for any other. `options` are those of
     pyarrow's ParquetFile.
 
-    Example: with open_file(path) as file: table = open_parquet(file, Limits(10**6, 10**8, 1 << 32)).read()
+    Example: with open_file(path) as file: table = open_parquet(file, TableLimits(10**6, 10**8, 1 << 32)).read()
     """
     try:
         footer = _footer(file)
@@ -111,17 +111,17 @@ class _Column:
 
 def _footer(file: BinaryIO) -> dict[int, Any]:
     """The fields of the footer, by their numbers in the format."""
-    about = os.fstat(file.fileno())
-    if not stat.S_ISREG(about.st_mode):
+    status = os.fstat(file.fileno())
+    if not stat.S_ISREG(status.st_mode):
         raise ValueError("not Parquet: it is not a file")
-    file.seek(max(about.st_size - 8, 0))
+    file.seek(max(status.st_size - 8, 0))
     tail = file.read(8)
     length = int.from_bytes(tail[:4], "little")
-    if about.st_size < 12 or tail[4:] != MAGIC or length > about.st_size - 12:
+    if status.st_size < 12 or tail[4:] != MAGIC or length > status.st_size - 12:
         raise ValueError("not Parquet: its end is not that of a Parquet file")
     if length > MAX_FOOTER:
         raise ValueError(f"its footer has {length:,} bytes, more than the {MAX_FOOTER:,} that are read")
-    file.seek(about.st_size - 8 - length)
+    file.seek(status.st_size - 8 - length)
     return _Thrift(file.read(length)).struct()
 
 
@@ -148,7 +148,7 @@ def _columns(elements: Any) -> list[_Column]:
     return columns
 
 
-def _check_sizes(file: BinaryIO, footer: Mapping[int, Any], columns: Sequence[_Column], limits: Limits) -> None:
+def _check_sizes(file: BinaryIO, footer: Mapping[int, Any], columns: Sequence[_Column], limits: TableLimits) -> None:
     groups = footer.get(4) or []
     refuse_rows(max(_count(footer.get(3)), sum(_count(group.get(3)) for group in groups)), limits.rows)
     if any(len(group[1]) != len(columns) for group in groups):
@@ -192,7 +192,7 @@ def _shared_sizes(file: BinaryIO, group: int, column: _Column, chunk: _Chunk) ->
     elif chunk.shared:
         reader = pq.ParquetFile(file, read_dictionary=[column.path])
         table = reader.read_row_group(group, columns=[column.path], use_threads=False)
-        yield from (_text_size(each) for each in table.column(0).chunks)
+        yield from (_text_size(part) for part in table.column(0).chunks)
 
 
 def _text_size(array: Any) -> int:
@@ -211,13 +211,13 @@ def _text_size(array: Any) -> int:
 # Pages
 
 
-def _chunk(file: BinaryIO, about: Mapping[int, Any], column: _Column, before: int) -> _Chunk:
-    """What a column's pages give in one row group; `before`: how many pages the file has before it."""
-    if about.get(1) != column.kind:
+def _chunk(file: BinaryIO, metadata: Mapping[int, Any], column: _Column, before: int) -> _Chunk:
+    """Contents of a column's pages in one row group; `before`: number of pages that the file has before it."""
+    if metadata.get(1) != column.kind:
         raise ValueError("not Parquet: a column has another type than in the schema")
-    starts = [each for each in (about.get(11), about.get(9)) if each is not None and each > 0]
+    starts = [offset for offset in (metadata.get(11), metadata.get(9)) if offset is not None and offset > 0]
     start = min(starts)
-    end = start + _count(about.get(7))
+    end = start + _count(metadata.get(7))
     width = WIDTHS.get(column.kind, column.length)
     values = size = dictionary = coded = prefixed = largest = pages = 0
     while start < end:
@@ -241,8 +241,8 @@ def _chunk(file: BinaryIO, about: Mapping[int, Any], column: _Column, before: in
 def _held(head: dict[int, Any]) -> tuple[int, int]:
     """Number of values of a page, and their encoding."""
     for kind, encoding in ((5, 2), (8, 4), (7, 2)):
-        if isinstance(about := head.get(kind), dict):
-            return _count(about.get(1)), _count(about.get(encoding))
+        if isinstance(header := head.get(kind), dict):
+            return _count(header.get(1)), _count(header.get(encoding))
     return 0, 0
 
 

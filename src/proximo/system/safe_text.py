@@ -9,24 +9,24 @@ MAX_SHOWN = 10_000
 """Maximum characters of a message."""
 
 
-def visible(text: str, most: int | None = None) -> str:
-    """The text with control and direction characters escaped, cut to `most` characters.
+def visible(text: str, max_length: int | None = None) -> str:
+    """The text with control and direction characters escaped, cut to `max_length`.
 
     Example: visible("\\x1b[31mred") == "\\\\x1b[31mred"
     """
-    rest = 0 if most is None else max(len(text) - most, 0)
-    shown = text if rest == 0 else text[:most]
+    rest = 0 if max_length is None else max(len(text) - max_length, 0)
+    shown = text if rest == 0 else text[:max_length]
     # Nearly all text is printed as it is.
     if not shown.replace("\n", "").isprintable():
         shown = "".join(character if _is_printed(character) else _spelled(character) for character in shown)
     return f"{shown}{_more(rest)}" if rest else shown
 
 
-def quoted(value: object, most: int = 200) -> str:
+def quoted(value: object, max_length: int = 200) -> str:
     """A value from a model or a file, quoted in one line."""
-    if isinstance(value, str) and len(value) > most:
-        return f"{visible(repr(value[:most]))}{_more(len(value) - most)}"
-    return visible(repr(value), most if not isinstance(value, str) else None)
+    if isinstance(value, str) and len(value) > max_length:
+        return f"{visible(repr(value[:max_length]))}{_more(len(value) - max_length)}"
+    return visible(repr(value), max_length if not isinstance(value, str) else None)
 
 
 def counted(number: int, what: str) -> str:

@@ -37,7 +37,7 @@ def seal(path: Path) -> None:
 
 
 def is_intact(file: BinaryIO) -> bool:
-    """Whether a sealed file is unchanged. Reads it whole, a block at a time."""
+    """Tell whether a sealed file is unchanged. Reads it whole, a block at a time."""
     size = file.seek(0, 2)
     if size < TAIL:
         return False
@@ -47,16 +47,16 @@ def is_intact(file: BinaryIO) -> bool:
     if not tail.endswith(MAGIC) or start < DIGEST:
         return False
     file.seek(0)
-    found = hashlib.sha256()
-    _update(found, file, start - DIGEST)
+    computed = hashlib.sha256()
+    _update(computed, file, start - DIGEST)
     digest = file.read(DIGEST)
-    _update(found, file, size - start)
-    return found.digest() == digest
+    _update(computed, file, size - start)
+    return computed.digest() == digest
 
 
-def _update(found: "hashlib._Hash", file: BinaryIO, count: int) -> None:
+def _update(computed: "hashlib._Hash", file: BinaryIO, count: int) -> None:
     while count > 0 and (block := file.read(min(count, BLOCK))):
-        found.update(block)
+        computed.update(block)
         count -= len(block)
 
 
@@ -70,7 +70,7 @@ def sealed(table: Mapping[str, object]) -> dict[str, object]:
 
 
 def is_as_sealed(table: Mapping[str, Any]) -> bool:
-    """Whether a table that was read from JSON is as it was written; True for tables that were never sealed."""
+    """Tell whether a table that was read from JSON is as it was written; True for tables that were never sealed."""
     content = dict(table)
     known = content.pop(HASH, None)
     if known is None:

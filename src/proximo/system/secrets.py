@@ -70,7 +70,7 @@ def without_secrets(arguments: Sequence[str], environment: Mapping[str, str] | N
 
 
 def _is_telling(flag: str) -> bool:
-    """Whether a flag's last word names a secret: `--judge.api-key`, but not `--training.token-budget`."""
+    """Tell whether a flag's last word names a secret: `--judge.api-key`, but not `--training.token-budget`."""
     words = re.split(r"[-_]", flag.rpartition(".")[2].removeprefix("--").lower())
     return flag.startswith("--") and words[-1] in ("key", "token", "secret", "password", "credentials")
 
@@ -78,12 +78,12 @@ def _is_telling(flag: str) -> bool:
 def _secrets(environment: Mapping[str, str]) -> list[str]:
     """Secrets in the environment, longest first, since one may contain another. A path to a secret is not one. Of one
     with several lines each line is one: a message may have only the first."""
-    found = {part for name, value in environment.items() for part in _secret_parts(name, value)}
-    return sorted(found, key=lambda value: (-len(value), value))
+    parts = {part for name, value in environment.items() for part in _secret_parts(name, value)}
+    return sorted(parts, key=lambda value: (-len(value), value))
 
 
 def _secret_parts(name: str, value: str) -> Iterator[str]:
-    """What is secret of a variable: its value if its name says so, else what looks like a key, also in an address."""
+    """Secrets in a variable: its value if its name says so, else what looks like a key, also in an address."""
     if _is_path(name, value):
         return
     if _TELLING.search(name):
@@ -95,7 +95,7 @@ def _secret_parts(name: str, value: str) -> Iterator[str]:
 
 
 def _is_path(name: str, value: str) -> bool:
-    """Whether a value is a path; a slash alone is no proof, since keys may begin with one."""
+    """Tell whether a value is a path; a slash alone is no proof, since keys may begin with one."""
     if not value.startswith(("/", "~")):
         return False
     return _PLACES.search(name) is not None or os.path.exists(os.path.expanduser(value))

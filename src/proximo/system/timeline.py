@@ -1,4 +1,4 @@
-"""What the parts of a run do when: intervals on lanes, for the time line of a step."""
+"""Intervals in which parts of a run did something, on lanes, for the time line of a step."""
 
 import threading
 import time
@@ -7,18 +7,18 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-MOST = 10_000
+MAX_INTERVALS = 10_000
 """Intervals that are kept until they are taken; the oldest are dropped."""
 
 
 @dataclass(frozen=True)
 class Interval:
-    """Something that a part of a run did for a while."""
+    """Time in which a part of a run did something."""
 
     lane: str
-    """Which part: `learner`, `sampler`, an engine by its name, or a rank such as `rank 1`."""
+    """Name of the part: `learner`, `sampler`, an engine by its name, or a rank such as `rank 1`."""
     kind: str
-    """What it did, such as `sample` or `push`."""
+    """Name of what it did, such as `sample` or `push`."""
     start: float
     end: float
     """Seconds of `time.perf_counter`."""
@@ -37,7 +37,7 @@ class Lanes:
         self._since: dict[tuple[str, str], float] = {}
         self._about: dict[tuple[str, str], dict[str, float]] = {}
         self._counts: dict[tuple[str, str], dict[str, float]] = {}
-        self._done: deque[Interval] = deque(maxlen=MOST)
+        self._done: deque[Interval] = deque(maxlen=MAX_INTERVALS)
 
     @contextmanager
     def during(self, lane: str, kind: str, **numbers: float) -> Iterator[None]:
@@ -60,16 +60,16 @@ class Lanes:
     def count(self, lane: str, kind: str, **numbers: float) -> None:
         """Add to the numbers of an interval that is open."""
         with self._lock:
-            own = self._counts.setdefault((lane, kind), {})
+            counts = self._counts.setdefault((lane, kind), {})
             for name, value in numbers.items():
-                own[name] = own.get(name, 0.0) + value
+                counts[name] = counts.get(name, 0.0) + value
 
     def add(self, interval: Interval) -> None:
         with self._lock:
             self._done.append(interval)
 
     def take(self) -> list[Interval]:
-        """Everything since the last call, in the order of its end."""
+        """Intervals since the last call, in the order of their ends."""
         now = time.perf_counter()
         with self._lock:
             for key in self._since:

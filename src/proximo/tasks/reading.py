@@ -61,7 +61,7 @@ class FileProblems:
                 if what is None:
                     usable[split].append(row)
                 else:
-                    mistakes.add(row.place, what)
+                    mistakes.add(row.location, what)
         self._refuse(mistakes)
         self._splits = usable
         self._refuse_empty()
@@ -82,7 +82,7 @@ class FileProblems:
         shown = shortened(asked if isinstance(asked, str) else asked[-1]["content"])
         return (
             f"{self._path}: {len(repeated)} of {len(counts)} prompts occur more than once, {len(rows) - len(counts)} "
-            f"rows more than prompts, such as {shown} in {first[0].place} and {first[1].place}"
+            f"rows more than prompts, such as {shown} in {first[0].location} and {first[1].location}"
             + (f"; {others} of them with different answers" if others else "")
         )
 
@@ -101,9 +101,9 @@ class FileProblems:
             refuse_absent(rows, columns, f"{field} is {path!r}", name)
         for row in rows:
             try:
-                problems.append(_Placed(row.place, self._make(row)))
+                problems.append(_Placed(row.location, self._make(row)))
             except ValueError as error:
-                mistakes.add(row.place, str(error))
+                mistakes.add(row.location, str(error))
         return problems
 
 
@@ -111,7 +111,7 @@ class FileProblems:
 class _Placed:
     """A problem and the row it comes from."""
 
-    place: str
+    location: str
     problem: Problem
 
     @property

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from proximo.data.rows import is_text, shortened
-from proximo.processes.sandbox import Calls, Job, Sandbox
+from proximo.processes.sandbox import Calls, Sandbox, SandboxJob
 
 _RELATIVE, _ABSOLUTE = 1e-6, 1e-9
 """Tolerances for an expected number that is not whole: relative, and absolute where 0 is expected."""
@@ -28,7 +28,7 @@ class Conversations:
 
     def passed(self, program: str, sandbox: Sandbox) -> bool:
         for given, expected in self.pairs:
-            result = sandbox.run(Job(program, stdin=given))
+            result = sandbox.run(SandboxJob(program, stdin=given))
             if not result.finished or not same_text(expected, result.stdout.decode(errors="replace")):
                 return False
         return True
@@ -42,7 +42,7 @@ class FunctionTests:
     expected: tuple[Any, ...]
 
     def passed(self, program: str, sandbox: Sandbox) -> bool:
-        result, nonce = sandbox.run_marked(Job(program, calls=self.calls))
+        result, nonce = sandbox.run_marked(SandboxJob(program, calls=self.calls))
         lines = result.answers.splitlines()
         if not result.finished or len(lines) != len(self.expected):
             return False

@@ -11,7 +11,7 @@ import pytest
 from proximo.config.trust import permission, remembered
 from proximo.config.trust.files import executed_files
 from proximo.config.trust.naming import SHIPPED, named_code
-from proximo.config.trust.permission import ANYTHING, OfRun, of_file, remember_run, said
+from proximo.config.trust.permission import ANYTHING, OfRun, command_line, of_file, remember_run
 from proximo.environments import examples
 
 CODE = {"mine.py:Task 1234": {"/somewhere/mine.py": "abcd"}}
@@ -132,10 +132,10 @@ def test_runs_that_start_at_once_are_all_remembered(data):
 def test_a_run_starts_where_nothing_can_be_remembered(data, tmp_path):
     (tmp_path / "mine.py").write_text("")
     data.write_text("a file")
-    said = remember_run(RUN, "a", {"task": {"type": "mine.py:Task"}})
-    assert said is not None
-    assert "is not remembered, so that a resume needs `load_code=True`" in said
-    assert said.count("\n") == 0
+    message = remember_run(RUN, "a", {"task": {"type": "mine.py:Task"}})
+    assert message is not None
+    assert "is not remembered, so that a resume needs `load_code=True`" in message
+    assert message.count("\n") == 0
     assert remember_run(RUN, "a", {"task": {"type": "Arithmetic"}}) is None
 
 
@@ -225,7 +225,7 @@ def test_altered_code_is_refused(ran, name):
     (ran / name).write_text("import os\n")
     with pytest.raises(ValueError, match="is not what you ran with this run"):
         OfRun(RUN).admit(TABLES)
-    with said(True):
+    with command_line(True):
         OfRun(RUN).admit(TABLES)
     OfRun(RUN).admit(TABLES)  # he has run it now
 
@@ -249,7 +249,7 @@ def test_another_function_and_other_arguments_are_refused(ran):
 def test_code_that_is_named_on_the_command_line_is_permitted(data, tmp_path, argument):
     (tmp_path / "mine.py").write_text("")
     for arguments in (["train", "mine:f"], [argument]):
-        with said(False, arguments):
+        with command_line(False, arguments):
             if arguments == [argument]:
                 OfRun(RUN).admit(TABLES)
             else:

@@ -15,7 +15,7 @@ from proximo.runs import rollout_files
 from proximo.runs.rollout_files import opened, read_columns
 from proximo.runs.tracking.source import completion_rows
 from proximo.supervised.pairs import PairsConfig, write_pairs
-from proximo.system.parquet import Limits
+from proximo.system.parquet import TableLimits
 from proximo.system.sealing import seal
 
 FACTS = {b"proximo": b'{"format": 3, "updates": []}'}
@@ -35,7 +35,7 @@ def one_list(count: int) -> pa.Array:
 @pytest.fixture(params=["rows", "tokens", "text"])
 def bomb(request, tmp_path, monkeypatch) -> Path:
     """A file of some thousand bytes: very many rows, a row of very many tokens, one long text in all rows."""
-    monkeypatch.setattr(rollout_files, "FREE", Limits(rows=1 << 14, values=1 << 17, size=1 << 26))
+    monkeypatch.setattr(rollout_files, "FREE", TableLimits(rows=1 << 14, values=1 << 17, size=1 << 26))
     columns = {
         "rows": {"group": np.zeros(50_000, dtype=np.int8), "text": pa.nulls(50_000, pa.string())},
         "tokens": {"group": [0], "tokens": one_list(200_000)},

@@ -26,7 +26,7 @@ def test_the_page_is_what_the_command_writes():
     assert page == filled(page, readings), "run `proximo bench page`"
     sections = [(table, place, bool(ablated)) for table, place, ablated in SECTION.findall(page)]
     assert len(sections) == page.count("<!-- bench end -->")
-    assert {(each.table, each.place, each.is_ablation) for each in readings} <= set(sections)
+    assert {(each.table, each.section, each.is_ablation) for each in readings} <= set(sections)
 
 
 def test_the_newest_reading_counts_and_the_newest_with_each_peer():

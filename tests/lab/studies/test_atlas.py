@@ -25,8 +25,8 @@ def test_every_claim_has_a_verdict_with_a_command_or_a_reason(tmp_path):
             assert claim.reason, claim
         else:
             assert len(row.command) > 2, claim
-            assert row.verdict == NOT_RUN or claim.found, claim
-        assert bool(claim.verdict) == bool(claim.found) == bool(claim.command), claim
+            assert row.verdict == NOT_RUN or claim.measured, claim
+        assert bool(claim.verdict) == bool(claim.measured) == bool(claim.command), claim
 
 
 def test_every_contrast_answers_a_claim_that_exists():
@@ -54,7 +54,7 @@ def test_a_study_that_was_run_gives_its_claims_their_verdict(tmp_path):
     (tmp_path / f"{study.name}.json").write_text(json.dumps(facts))
     [row] = [row for row in atlas_rows(tmp_path) if row.claim.number == 19]
     assert row.verdict == "not detectable at this size: 0.02 nats could have been seen"
-    assert row.found == ("it keeps more entropy: +0.01 nats (−0.01 to +0.03, 8 seeds), not detectable at this size")
+    assert row.measured == ("it keeps more entropy: +0.01 nats (−0.01 to +0.03, 8 seeds), not detectable at this size")
     assert row.links == (f"[{study.name}]({study.name}.md) ([figure]({study.name}.svg))",)
     # The word is the first contrast's, and is said to be where another one differs.
     other = found | {"what": "and learns more", "verdict": "holds here"}
@@ -80,7 +80,7 @@ def test_numbers_of_several_studies_say_whose_they_are(tmp_path):
         contrast = found | {"mean": low + 0.1, "low": low, "high": low + 0.2, "half": 0.1, "counts": 0.02}
         (tmp_path / f"{study.name}.json").write_text(json.dumps(facts | {"contrasts": [contrast]}))
     row = list(atlas_rows(tmp_path))[56]
-    assert row.found.startswith(
+    assert row.measured.startswith(
         "`five-length`: b learns more: +0.2 share (+0.1 to +0.3, 5 seeds), holds here. "
         "`five-chain`: b learns more: +0.3 share (+0.2 to +0.4, 5 seeds), holds here. `five-mixture`: "
     )
@@ -155,7 +155,7 @@ def test_a_damaged_file_is_a_study_that_was_not_run(tmp_path, text):
 def test_no_verdict_without_an_interval():
     for row in atlas_rows(PAGES):
         if row.verdict.partition(":")[0] not in ("exact", "exactly wrong", NO_VERDICT, NOT_RUN):
-            assert re.search(r"[(][+−]?[0-9.]+ to [+−]?[0-9.]+", row.found), row.claim
+            assert re.search(r"[(][+−]?[0-9.]+ to [+−]?[0-9.]+", row.measured), row.claim
 
 
 def test_a_smaller_gradient_is_no_verdict_on_its_noise():

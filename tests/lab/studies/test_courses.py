@@ -44,7 +44,7 @@ def test_a_course_travels_to_its_process_and_has_a_name_of_its_own(tmp_path):
     jobs.append(job(SMALL, 0, HALVED))
     assert len({each.name for each in jobs}) == 5
     lab.prepare(jobs)
-    assert [read_course(lab.place.config(each.contender)) for each in jobs] == [each.course for each in jobs]
+    assert [read_course(lab.layout.config(each.contender)) for each in jobs] == [each.course for each in jobs]
 
 
 def test_a_course_is_part_of_the_hash():

@@ -442,7 +442,7 @@ def test_a_design_that_was_changed_by_hand_is_refused(tmp_path):
     path = tmp_path / "small.json"
     path.write_text(path.read_text().replace('"counts": 0.1', '"counts": 0.01'))
     with pytest.raises(ValueError, match="its design is not the one that was hashed"):
-        lab.facts(STUDY)
+        lab.stored(STUDY)
 
 
 def test_a_page_says_when_its_design_was_stored_and_what_its_verdict_leaves_open(tmp_path):

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from proximo.processes.sandbox import Job, Limits, NoSandbox, Sandbox
+from proximo.processes.sandbox import Limits, NoSandbox, Sandbox, SandboxJob
 from tests.processes.sandbox.payloads import PRELUDE, Payload
 
 WEIGHTS = "not for programs"
@@ -105,7 +105,7 @@ def marker() -> str:
 def tried(sandbox: Sandbox, payload: Payload, world: World) -> Outcome:
     """Run it in the sandbox and look at the world."""
     nonce = secrets.token_hex(16)
-    result = sandbox.run(Job(world.program(payload, nonce)))
+    result = sandbox.run(SandboxJob(world.program(payload, nonce)))
     said = result.stdout.decode(errors="replace")
     problems = world.damage()
     if result.ended not in payload.ends:

@@ -45,7 +45,7 @@ class Payload:
     name: str
     code: str
     ends: tuple[str, ...] = ("exit",)
-    """How it may end, as Result.ended says it."""
+    """How it may end, as ProgramResult.ended says it."""
     bare: bool = True
     """Safe without a sandbox, and gets out there."""
 

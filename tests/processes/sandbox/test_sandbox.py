@@ -16,11 +16,11 @@ import pytest
 
 from proximo.processes.sandbox import (
     Calls,
-    Job,
     Limits,
     NoSandbox,
     Sandbox,
     SandboxFailed,
+    SandboxJob,
     filtering,
     isolation,
     missing_mechanisms,
@@ -83,19 +83,19 @@ def test_ordinary_programs_say_what_they_say_anywhere(sandbox: Sandbox, name: st
     environment = {"PYTHONHASHSEED": "0", "TZ": "UTC"}
     command = [sys.executable, "-S", "program.py"]
     bare = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, stdin=subprocess.DEVNULL)
-    result = sandbox.run(Job(ORDINARY[name]))
+    result = sandbox.run(SandboxJob(ORDINARY[name]))
     assert bare.returncode == 0, bare.stderr
     assert result.stdout == bare.stdout, result.stderr
     assert result.finished
 
 
 def test_input_and_output(sandbox: Sandbox):
-    result = sandbox.run(Job("import sys\nfor line in sys.stdin: print(line.strip()[::-1])", stdin="abc\nπü\n"))
+    result = sandbox.run(SandboxJob("import sys\nfor line in sys.stdin: print(line.strip()[::-1])", stdin="abc\nπü\n"))
     assert result.stdout.decode() == "cba\nüπ\n"
     assert result.stderr == b""
     large = "x" * 500_000
-    assert sandbox.run(Job("print(len(input()))", stdin=large)).stdout == b"500000\n"
-    assert len(sandbox.run(Job(f"print('y' * {LIMITS.output_kb * 1024 - 1})")).stdout) == LIMITS.output_kb * 1024
+    assert sandbox.run(SandboxJob("print(len(input()))", stdin=large)).stdout == b"500000\n"
+    assert len(sandbox.run(SandboxJob(f"print('y' * {LIMITS.output_kb * 1024 - 1})")).stdout) == LIMITS.output_kb * 1024
 
 
 @pytest.mark.parametrize(
@@ -113,24 +113,24 @@ def test_input_and_output(sandbox: Sandbox):
     ],
 )
 def test_endings(sandbox: Sandbox, program: str, ended: str, code: int | None):
-    result = sandbox.run(Job(program))
+    result = sandbox.run(SandboxJob(program))
     assert result.ended == ended
     assert code is None or result.code == code
 
 
 def test_calls(sandbox: Sandbox):
     program = "def f(a, b=2):\n    a.append(b)\n    return {'a': tuple(a), 1: None}\nprint('loaded')"
-    result, nonce = sandbox.run_marked(Job(program, calls=Calls("f", ("[[1]]", '{"a": [], "b": 0.5}'))))
+    result, nonce = sandbox.run_marked(SandboxJob(program, calls=Calls("f", ("[[1]]", '{"a": [], "b": 0.5}'))))
     assert [json.loads(line) for line in result.answers.splitlines()] == [
         [nonce, 0, {"a": [1, 2], "1": None}],
         [nonce, 1, {"a": [0.5], "1": None}],
     ]
-    assert sandbox.run_marked(Job(program, calls=Calls("f", ("[[1]]",))))[1] != nonce
+    assert sandbox.run_marked(SandboxJob(program, calls=Calls("f", ("[[1]]",))))[1] != nonce
 
 
 def test_programs_leave_nothing_for_the_next(sandbox: Sandbox):
     program = "import os, random\nprint(os.listdir('.'), random.random())\nopen('left', 'w').write('x')\nrandom.seed(1)"
-    first, second = sandbox.run(Job(program)), sandbox.run(Job(program))
+    first, second = sandbox.run(SandboxJob(program)), sandbox.run(SandboxJob(program))
     assert first.stdout.startswith(b"[] ")
     assert first.stdout == second.stdout  # chance too is the same for every program
 
@@ -140,7 +140,7 @@ def test_a_server_never_holds_what_its_programs_were_asked(sandbox: Sandbox):
     secret = secrets.token_hex(32)
     one = Sandbox(LIMITS, workers=1)
     try:
-        assert secret in one.run(Job(f"print('{secret}')")).stdout.decode()
+        assert secret in one.run(SandboxJob(f"print('{secret}')")).stdout.decode()
         server = one._free.get()
         one._free.put(server)
         assert server._process is not None
@@ -220,15 +220,15 @@ def test_a_server_that_hangs_or_dies_is_an_error_and_is_replaced():
     needs_sandbox()
     sandbox = Sandbox(LIMITS, workers=1)
     try:
-        assert sandbox.run(Job("print(1)")).finished
+        assert sandbox.run(SandboxJob("print(1)")).finished
         server = sandbox._free.get()
         sandbox._free.put(server)
         process = server._process
         assert process is not None
         os.kill(process.pid, signal.SIGKILL)
         with pytest.raises(SandboxFailed, match="sandbox server"):
-            sandbox.run(Job("print(2)"))
-        assert sandbox.run(Job("print(3)")).stdout == b"3\n"
+            sandbox.run(SandboxJob("print(2)"))
+        assert sandbox.run(SandboxJob("print(3)")).stdout == b"3\n"
     finally:
         sandbox.close()
     assert not left_behind()
@@ -246,11 +246,11 @@ def test_an_interrupted_run_answers_nobody_else():
     sandbox = Sandbox(LIMITS, workers=1)
     before = signal.signal(signal.SIGALRM, stop)
     try:
-        sandbox.run(Job("print(0)"))
+        sandbox.run(SandboxJob("print(0)"))
         signal.setitimer(signal.ITIMER_REAL, 0.3)
         with pytest.raises(Interrupted):
-            sandbox.run(Job("import time; time.sleep(1); print('first')"))
-        assert sandbox.run(Job("print('second')")).stdout == b"second\n"
+            sandbox.run(SandboxJob("import time; time.sleep(1); print('first')"))
+        assert sandbox.run(SandboxJob("print('second')")).stdout == b"second\n"
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
@@ -260,15 +260,15 @@ def test_an_interrupted_run_answers_nobody_else():
 
 def test_an_answer_to_another_run_is_none():
     needs_sandbox()
-    server = running.Server(LIMITS)
+    server = running.SandboxServer(LIMITS)
     try:
         server.start()
-        server.run(Job("print(1)"), "one")
+        server.run(SandboxJob("print(1)"), "one")
         assert server._connection is not None
-        send(server._connection, {**asdict(Job("print('stale')")), "limits": asdict(LIMITS), "nonce": "another"})
+        send(server._connection, {**asdict(SandboxJob("print('stale')")), "limits": asdict(LIMITS), "nonce": "another"})
         with pytest.raises(SandboxFailed, match="answered for another program"):
-            server.run(Job("print('fresh')"), "two")
-        assert server.run(Job("print('fresh')"), "three").stdout == b"fresh\n"
+            server.run(SandboxJob("print('fresh')"), "two")
+        assert server.run(SandboxJob("print('fresh')"), "three").stdout == b"fresh\n"
     finally:
         server.close()
 
@@ -280,11 +280,11 @@ def test_it_starts_where_the_standard_streams_are_closed(tmp_path: Path):
         import os
         for number in range(3):
             os.close(number)
-        from proximo.processes.sandbox.limits import Job, Limits
+        from proximo.processes.sandbox.limits import SandboxJob, Limits
         from proximo.processes.sandbox.running import Sandbox
         try:
             sandbox = Sandbox(Limits(), workers=1)
-            found = sandbox.run(Job("print(6 * 7)")).stdout
+            found = sandbox.run(SandboxJob("print(6 * 7)")).stdout
             sandbox.close()
         except BaseException as error:
             found = repr(error).encode()
@@ -307,7 +307,7 @@ def test_threads_do_not_use_up_the_address_space(sandbox: Sandbox):
         barrier.wait(5)
         print(len(threads))
     """
-    result = sandbox.run(Job(textwrap.dedent(program)))
+    result = sandbox.run(SandboxJob(textwrap.dedent(program)))
     assert result.stdout == b"20\n", result.stderr
 
 
@@ -322,7 +322,9 @@ def test_a_socket_pair_is_of_this_machine_alone(sandbox: Sandbox):
             except OSError as error:
                 print(error.errno)
     """
-    assert sandbox.run(Job(textwrap.dedent(program))).stdout == b"1\n1\n"  # refused by the filter, not the kernel
+    assert (
+        sandbox.run(SandboxJob(textwrap.dedent(program))).stdout == b"1\n1\n"
+    )  # refused by the filter, not the kernel
 
 
 def test_a_user_that_is_not_mapped_is_named(monkeypatch):
@@ -347,11 +349,12 @@ def test_threads_are_counted_where_nobody_elses_are(counts: bool, monkeypatch):
 def test_programs_die_with_the_trainer():
     script = LIGHT + textwrap.dedent("""
         import threading
-        from proximo.processes.sandbox.limits import Job, Limits
+        from proximo.processes.sandbox.limits import SandboxJob, Limits
         from proximo.processes.sandbox.running import Sandbox
         sandbox = Sandbox(Limits(seconds=300.0), workers=2)
         for number in range(2):
-            threading.Thread(target=sandbox.run, args=(Job("import time; time.sleep(300)"),), daemon=True).start()
+            job = SandboxJob("import time; time.sleep(300)")
+            threading.Thread(target=sandbox.run, args=(job,), daemon=True).start()
         print("ready", flush=True)
         threading.Event().wait()
     """)
@@ -400,7 +403,7 @@ for number in {numbers}:
     code += step(0x15, number, 0, 1) + step(6, 0x50000 | errno.EPERM)
 kernel.no_new_privileges()
 kernel.set_filter(code + step(6, 0x7FFF0000))
-from proximo.processes.sandbox.limits import Job, Limits, NoSandbox
+from proximo.processes.sandbox.limits import SandboxJob, Limits, NoSandbox
 from proximo.processes.sandbox.running import Sandbox, missing_mechanisms
 print(*missing_mechanisms(), sep="\\n")
 try:
@@ -408,7 +411,7 @@ try:
 except NoSandbox as refusal:
     print("refused", refusal, sep="\\n")
 else:
-    print("ran", sandbox.run(Job("print(6 * 7)")).stdout)
+    print("ran", sandbox.run(SandboxJob("print(6 * 7)")).stdout)
     sandbox.close()
 """
 UNSHARE, MOUNT = ((272, 165) if os.uname().machine == "x86_64" else (97, 40)) if sys.platform == "linux" else (0, 0)
@@ -507,7 +510,7 @@ def test_a_place_that_was_lost_is_not_waited_for_in_vain(monkeypatch):
     lost = sandbox._free.get()
     try:
         with pytest.raises(SandboxFailed, match="no place in the sandbox became free in 0.05 seconds"):
-            sandbox.run(Job("print(1)"))
+            sandbox.run(SandboxJob("print(1)"))
     finally:
         sandbox._free.put(lost)
         sandbox.close()

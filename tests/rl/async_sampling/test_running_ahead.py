@@ -30,7 +30,7 @@ from proximo.runs.session import begin
 from proximo.runs.signals import Stopped
 from proximo.samplers.mismatched import Mismatched
 from proximo.samplers.sampler import SamplingOptions
-from proximo.system.lines import Lines as Rows
+from proximo.system.lines import JsonLines as Rows
 from proximo.tasks.arithmetic import Arithmetic
 from tests.run_processes import Command
 

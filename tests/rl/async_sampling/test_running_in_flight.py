@@ -27,7 +27,7 @@ from proximo.runs.session import begin
 from proximo.samplers.engines.embedded import EmbeddedEngine
 from proximo.samplers.engines.options import Fleet
 from proximo.samplers.sampler import SamplingOptions
-from proximo.system.lines import Lines as Rows
+from proximo.system.lines import JsonLines as Rows
 from proximo.tasks.arithmetic import Arithmetic
 
 pytestmark = pytest.mark.usefixtures("small_shipped_model", "ordinary_precision")

@@ -34,7 +34,7 @@ from proximo.runs.metric_docs import MEANINGS, meaning
 from proximo.runs.options import CheckpointOptions
 from proximo.runs.records import Collected, DataCursor
 from proximo.samplers.sampler import SamplingOptions
-from proximo.system.lines import Lines
+from proximo.system.lines import JsonLines
 from proximo.tasks import File
 from proximo.tasks.arithmetic import Arithmetic
 from proximo.types import MALFORMED, Completion, Grade, Group, Problem, Rollout, Turn
@@ -660,7 +660,7 @@ def trained(settings: RunConfig, folder: Path, told: Told) -> list[dict[str, Any
     run = Run(settings, folder, told)
     run.monitor.watch = Watch([NoReward(window=3)])
     train(run)
-    return [row for row in Lines(folder / "events.jsonl") if row["kind"] == "finding"]
+    return [row for row in JsonLines(folder / "events.jsonl") if row["kind"] == "finding"]
 
 
 @pytest.fixture(scope="module")
@@ -702,7 +702,7 @@ def test_a_run_on_prompts_alone_does_not_know_what_is_solved(settings, tmp_path)
     mix = RewardMix(task=0.0, rules=(WeightedRule(ExactMatch(), weight=3.0),))
     alone = replace(settings, task=prompts, rewards=mix, steps=1)
     trained(alone, tmp_path / "run", Told())
-    [row] = [row for row in Lines(tmp_path / "run" / "metrics.jsonl") if "outcome" in row]
+    [row] = [row for row in JsonLines(tmp_path / "run" / "metrics.jsonl") if "outcome" in row]
     assert (row["outcome"], row["dead_groups"]) == (0.0, 1.0)
     assert (row["solved_by_all"], row["solved_by_any"], row["dead_solved"]) == (None, None, None)
 
@@ -751,7 +751,9 @@ def test_every_metric_of_a_run_has_a_meaning(settings, uninterrupted, tmp_path):
     soft = replace(settings, algorithm=SAPO, steps=1, evaluation=EvaluationOptions(problems=4, samples=2))
     for name, each in (("values", values), ("soft", soft)):
         trained(each, tmp_path / name, Told())
-    rows = [row for name in (folder, tmp_path / "values", tmp_path / "soft") for row in Lines(name / "metrics.jsonl")]
+    rows = [
+        row for name in (folder, tmp_path / "values", tmp_path / "soft") for row in JsonLines(name / "metrics.jsonl")
+    ]
     names = {name for row in rows for name in row} - {"step"}
     assert {name for name in names if meaning(name) is None} == set()
     assert len(names) > 70

@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from proximo.processes.server import KEEPER, Server
+from proximo.processes.server import KEEPER, ServerProcess
 from proximo.samplers.engines.buckets import Layout, packed, unpacked
 from proximo.samplers.engines.sync import in_parallel, write_weights
 from proximo.system.locks import FolderLock
@@ -98,7 +98,7 @@ def test_another_python_finds_the_plugin_and_nothing_else_of_ours(monkeypatch):
         "print([each.value for each in entry_points(group='vllm.general_plugins')], os.environ['MORE'], sys.path[1]); "
         "import proximo.samplers.engines.plugin"
     )
-    server = Server([sys.executable, "-S", "-c", code], {"MORE": "more"})
+    server = ServerProcess([sys.executable, "-S", "-c", code], {"MORE": "more"})
     wait_until(lambda: not server.is_running)
     first, more, path = server.last_lines().rsplit(" ", 2)
     assert (first, more) == ("['proximo.samplers.engines.plugin:register']", "more")
@@ -110,11 +110,11 @@ def test_another_python_finds_the_plugin_and_nothing_else_of_ours(monkeypatch):
 DRIVER = """
 import os, signal, sys
 from pathlib import Path
-from proximo.processes.server import Server
+from proximo.processes.server import ServerProcess
 from proximo.system.scratch import Scratch
 scratch = Scratch("proximo-fleet-")
 (scratch.path / "model").mkdir()
-server = Server([sys.executable, "-c", "import time; print('up', flush=True); time.sleep(600)"], {})
+server = ServerProcess([sys.executable, "-c", "import time; print('up', flush=True); time.sleep(600)"], {})
 while "up" not in server.last_lines():
     pass
 os.kill(os.getpid(), signal.SIGKILL)

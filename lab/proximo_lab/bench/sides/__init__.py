@@ -1,1 +1,1 @@
-"""Both sides of a benchmark: ours and TRL's."""
+"""Sides of a benchmark: ours and TRL's."""

@@ -1,4 +1,4 @@
-"""Whether both sides compute the same numbers, checked before their times."""
+"""Check, before their times are taken, that both sides compute the same numbers."""
 
 import math
 from dataclasses import dataclass
@@ -39,12 +39,12 @@ class Agreement:
 
     @property
     def holds(self) -> bool:
-        """Whether both sides agree; False if anything is NaN."""
+        """True if both sides agree; False if anything is NaN."""
         return self.gap <= self.tolerance
 
     @property
-    def facts(self) -> dict[str, Any]:
-        """What was compared, for the JSON file."""
+    def numbers(self) -> dict[str, Any]:
+        """Numbers that were compared, for the JSON file."""
         return {"ours": vars(self.ours), "theirs": vars(self.theirs), "gap": self.gap}
 
     def __str__(self) -> str:

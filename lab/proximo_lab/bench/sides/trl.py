@@ -32,15 +32,15 @@ class Settings:
 
     name: str
     checkpointing: bool
-    """Whether layers recompute activations in the backward pass: less memory, more time."""
+    """True if layers recompute activations in the backward pass: less memory, more time."""
     full_weights: bool
-    """On a GPU: float32 weights under autocast. Otherwise bf16 throughout, which is faster but loses small updates."""
+    """True for float32 weights under autocast on a GPU. Else bf16 throughout, faster but small updates are lost."""
     rows: int
     """Rows per micro-batch of the backward pass; the rollout is one batch."""
     cache: str | None = None
     """Cache implementation of `generate`; a static one is compiled."""
     compiles: bool = False
-    """Whether the model is compiled for training."""
+    """True if the model is compiled for training."""
 
 
 DEFAULT = Settings("TRL default", checkpointing=True, full_weights=True, rows=8)
@@ -72,12 +72,12 @@ class _Shared:
             del os.environ[name]
 
     def keep(self) -> None:
-        self._kept = [dict(place) for place in self._places]
+        self._kept = [dict(tensors) for tensors in self._places]
 
     def restore(self) -> None:
-        for place, kept in zip(self._places, self._kept, strict=True):
-            place.clear()
-            place.update(kept)
+        for tensors, kept in zip(self._places, self._kept, strict=True):
+            tensors.clear()
+            tensors.update(kept)
 
 
 def _pausing() -> Any:
@@ -139,8 +139,8 @@ class Trl:
         return self.settings.name
 
     @property
-    def facts(self) -> Mapping[str, Any]:
-        """Its settings, for the JSON file."""
+    def metadata(self) -> Mapping[str, Any]:
+        """Settings, for the JSON file."""
         return vars(self.settings)
 
     @property
@@ -183,10 +183,10 @@ class Trl:
         def timed(prompts: list[str]) -> Any:
             self.generating = True
             with self.watch.phase("rollout"):
-                found = generate(prompts)
+                output = generate(prompts)
             self.generating = False
             reset_peak(self.device)
-            return found
+            return output
 
         def given(prompt_ids: list[list[int]], *rest: Any, **named: Any) -> Any:
             return self._completions(prompt_ids) if self.fixed else single_turn(prompt_ids, *rest, **named)

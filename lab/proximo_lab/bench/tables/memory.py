@@ -23,12 +23,12 @@ Head = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 def our_head(states: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
-    """With no logits kept, which takes least; a run keeps as many as fit into what is free."""
+    """Compute our log-probs with no logits kept, which takes least; a run keeps as many as fit into what is free."""
     return token_logprobs(states, weight, targets, temperature=1.0, kept_bytes=0)[0]
 
 
 def trl_head(states: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
-    """What TRL 1.16 calls in its loss: log-probs and entropy, a tile of logits at a time."""
+    """Call what TRL 1.16 calls in its loss: log-probs and entropy, a tile of logits at a time."""
     from trl.trainer.utils import _CHUNKED_LOGPROB_CHUNK_SIZE, _ChunkedLogProbFunction
 
     outputs = ("log_probs", "entropy")
@@ -62,7 +62,7 @@ class LogProbs:
     tokens: int
     vocabulary: int
     width: int
-    most: float
+    limit: float
     """Maximum, as a share of TRL's memory."""
 
     @property
@@ -82,7 +82,7 @@ class LogProbs:
                 failed.append(f"{name} out of memory")
             session.say(f"  {self.name} {name}: {taken.get(name, 0) / MIB:,.0f} MiB")
         ratios = {f"ours / {name}": short(taken["ours"] / taken[name]) for name in taken if name != "ours"}
-        verdicts = (Verdict("ours / TRL", taken["ours"] / taken["TRL"], self.most, at_least=False),)
+        verdicts = (Verdict("ours / TRL", taken["ours"] / taken["TRL"], self.limit, at_least=False),)
         return [
             Row(
                 self.name,
@@ -97,7 +97,7 @@ class LogProbs:
 
 @dataclass(frozen=True)
 class Flat:
-    """How our memory grows with the vocabulary or with the tokens, the other being fixed."""
+    """Growth of our memory with the vocabulary or with the tokens, the other being fixed."""
 
     tokens: tuple[int, ...]
     vocabulary: tuple[int, ...]
@@ -135,7 +135,7 @@ class Peaks:
         return f"step-{self.workload.name}"
 
     def run(self, session: Session) -> list[Row]:
-        ours, said = session.ours(self.workload), []
+        ours, notes = session.ours(self.workload), []
         for _ in range(2):
             ours.step()
         peaks = {"ours": dict(ours.watch.peaks)}
@@ -144,21 +144,21 @@ class Peaks:
             release(session.device)
             peer = session.opened(self.workload, settings, first_step)
             if isinstance(peer, Failed):
-                said.append(f"{peer.name} {peer.why}")
+                notes.append(f"{peer.name} {peer.why}")
             else:
                 peaks[settings.name] = dict(peer.watch.peaks)
                 peer.close()
         rows = [
             Row(
                 f"{self.name} {phase}",
-                figures={f"{name} GiB": f"{found[phase] / GIB:.1f}" for name, found in peaks.items()},
+                figures={f"{name} GiB": f"{peak[phase] / GIB:.1f}" for name, peak in peaks.items()},
                 ratios={
-                    f"ours / {name}": short(most / found[phase]) for name, found in peaks.items() if name != "ours"
+                    f"ours / {name}": short(bytes_ / peak[phase]) for name, peak in peaks.items() if name != "ours"
                 },
             )
-            for phase, most in peaks["ours"].items()
+            for phase, bytes_ in peaks["ours"].items()
         ]
-        return [*rows[:-1], replace(rows[-1], note="; ".join(said), details={"peaks": peaks})]
+        return [*rows[:-1], replace(rows[-1], note="; ".join(notes), details={"peaks": peaks})]
 
 
 def _flat(tokens: Sequence[int], vocabulary: Sequence[int], width: int) -> Flat:

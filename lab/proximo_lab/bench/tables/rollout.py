@@ -51,7 +51,7 @@ class Beside:
 
     def run(self, session: Session) -> list[Row]:
         workload, machine = self.workload, session.machine
-        found = compared(
+        comparison = compared(
             session,
             workload,
             session.settings(workload, "best", "default", "static"),
@@ -59,16 +59,16 @@ class Beside:
             samples=True,
             learns=False,
         )
-        if found.refused:
-            return [refused_row(self.name, found)]
-        turns, tokens = found.turns("rollout"), workload.completion_tokens
+        if comparison.refused:
+            return [refused_row(self.name, comparison)]
+        turns, tokens = comparison.turns("rollout"), workload.completion_tokens
         rate = median(sum(lengths) / seconds for lengths, seconds in turns)
         share = limit_share(workload, machine, turns)
         verdicts = [] if self.rate is None else [Verdict("tok/s", rate, self.rate)]
         verdicts += [] if self.share is None else [Verdict("share of the limit", share, self.share)]
-        figures = found.figures("rollout", "tok/s", lambda seconds: tokens / seconds) | {
+        figures = comparison.figures("rollout", "tok/s", lambda seconds: tokens / seconds) | {
             "ours tok/s": short(rate),
-            "ours s": short(found.ours["rollout"].median),
+            "ours s": short(comparison.ours["rollout"].median),
             "ms a step": short(median(1000 * seconds / max(lengths) for lengths, seconds in turns)),
             OF_LIMIT: f"{share:.0%}",
         }
@@ -76,11 +76,11 @@ class Beside:
         return [
             Row(
                 self.name,
-                figures=figures | found.first_turn("rollout") | found.peak(),
-                ratios=found.ratios("rollout"),
-                verdicts=(*found.verdicts(self.targets), *verdicts),
-                note=found.note,
-                details=found.details | {"limit seconds": limits, "machine": vars(machine)},
+                figures=figures | comparison.first_turn("rollout") | comparison.peak(),
+                ratios=comparison.ratios("rollout"),
+                verdicts=(*comparison.verdicts(self.targets), *verdicts),
+                note=comparison.note,
+                details=comparison.details | {"limit seconds": limits, "machine": vars(machine)},
             )
         ]
 
@@ -142,10 +142,10 @@ class SharedGain:
         sides = [("shared", ours), ("repeated", off)]
         turns = [Turn(name, side.rollout) for name, side in sides]
         turns += [Turn(f"{name}, prompts alone", partial(side.rollout, 1)) for name, side in sides]
-        found = session.measure(turns)
+        comparison = session.measure(turns)
         shared, repeated = (
             whole["rollout"].median - prompts["rollout"].median
-            for whole, prompts in zip(found[:2], found[2:], strict=True)
+            for whole, prompts in zip(comparison[:2], comparison[2:], strict=True)
         )
         limit, steps = decode_seconds(self.workload, session.machine, shared=True), self.workload.longest - 1
         return [
@@ -153,7 +153,7 @@ class SharedGain:
                 self.name,
                 figures={"ms a step": short(1000 * shared / steps), OF_LIMIT: f"{limit / shared:.0%}"},
                 verdicts=(Verdict("decode vs repeated prompts", repeated / shared, self.bound),),
-                details=_seconds(self.workload, turns, found),
+                details=_seconds(self.workload, turns, comparison),
             )
         ]
 
@@ -180,18 +180,18 @@ def _rollouts(ours: Ours) -> list[Turn]:
     return [Turn("ours", ours.rollout), *rollouts_without(ours)]
 
 
-def _without_rows(workload: Workload, turns: Sequence[Turn], found: Sequence[Phases], phase: str) -> list[Row]:
+def _without_rows(workload: Workload, turns: Sequence[Turn], comparison: Sequence[Phases], phase: str) -> list[Row]:
     """Rows with the slow-down of each variant."""
-    whole, details = found[0][phase], _seconds(workload, turns, found)
+    whole, details = comparison[0][phase], _seconds(workload, turns, comparison)
     rows = [Row(f"{workload.name}, with everything", figures={"seconds": short(whole.median)}, details=details)]
-    for turn, phases in zip(turns[1:], found[1:], strict=True):
+    for turn, phases in zip(turns[1:], comparison[1:], strict=True):
         figures, ratios = {"seconds": short(phases[phase].median)}, {"times as long": spread(phases[phase] / whole)}
         rows.append(Row(f"{workload.name}, {turn.name}", figures=figures, ratios=ratios))
     return rows
 
 
-def _seconds(workload: Workload, turns: Sequence[Turn], found: Sequence[Phases]) -> dict[str, object]:
-    measured = {turn.name: seconds_of(phases) for turn, phases in zip(turns, found, strict=True)}
+def _seconds(workload: Workload, turns: Sequence[Turn], comparison: Sequence[Phases]) -> dict[str, object]:
+    measured = {turn.name: seconds_of(phases) for turn, phases in zip(turns, comparison, strict=True)}
     return {"workload": described(workload), "seconds": measured}
 
 

@@ -19,7 +19,7 @@ from proximo_lab.bench.session import Session
 from proximo_lab.bench.tables.comparing import described
 
 CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "CUDA_CACHE_PATH", "XDG_CACHE_HOME")
-"""Where compilers, and Proximo's measurement of the machine, look for what an earlier process left."""
+"""Variables of folders in which compilers, and Proximo's measurement of the machine, keep what a process leaves."""
 SOURCE = Path(__file__).parents[3]
 FIRST_UPDATE = "first update"
 
@@ -30,9 +30,9 @@ class Start:
 
     row: OwnRow
     cold: float | None = None
-    """Most seconds with empty caches."""
+    """Maximum seconds with empty caches."""
     warm: float | None = None
-    """Most seconds with filled ones."""
+    """Maximum seconds with filled ones."""
 
     @property
     def name(self) -> str:
@@ -71,11 +71,11 @@ class Start:
     def _started(self, folder: Path, caches: str, device: str) -> dict[str, float]:
         """Seconds of the phases of a process."""
         path = os.pathsep.join([str(SOURCE), *filter(None, [os.environ.get("PYTHONPATH")])])
-        found = {variable: str(folder / "caches" / variable.lower()) for variable in CACHES}
+        folders = {variable: str(folder / "caches" / variable.lower()) for variable in CACHES}
         given = [json.dumps(asdict(self.row)), str(folder / "model"), str(folder / caches), device]
         process = subprocess.run(
             [sys.executable, "-m", "proximo_lab.bench.starting", repr(time.time()), *given],
-            env={**os.environ, **found, "PYTHONPATH": path},
+            env={**os.environ, **folders, "PYTHONPATH": path},
             stdout=subprocess.PIPE,
             text=True,
             check=False,

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from proximo.planning.roofline import Drawn, Machine, arithmetic_share, limit_share
+from proximo.planning.roofline import DeviceLimits, Drawn, arithmetic_share, limit_share
 from proximo.planning.workloads import (
     C_135M_64,
     C_135M_256,
@@ -57,7 +57,7 @@ class Beside:
 
     def run(self, session: Session) -> list[Row]:
         workload = self.workload
-        found = compared(
+        comparison = compared(
             session,
             workload,
             session.settings(workload, "best", "default", "compiled"),
@@ -66,24 +66,28 @@ class Beside:
             samples=True,
             learns=True,
         )
-        if found.refused:
-            return [refused_row(self.name, found)]
-        shares = shares_of(workload, session.machine, {phase: found.turns(phase) for phase in PHASES})
+        if comparison.refused:
+            return [refused_row(self.name, comparison)]
+        shares = shares_of(workload, session.machine, {phase: comparison.turns(phase) for phase in PHASES})
         rows = [
             Row(
                 f"{self.name} {phase}",
-                figures=found.figures(phase, "s", lambda seconds: seconds) | shares[phase] | found.first_turn(phase),
-                ratios=found.ratios(phase),
-                verdicts=found.verdicts([target for target in self.targets if target.phase == phase]),
+                figures=comparison.figures(phase, "s", lambda seconds: seconds)
+                | shares[phase]
+                | comparison.first_turn(phase),
+                ratios=comparison.ratios(phase),
+                verdicts=comparison.verdicts([target for target in self.targets if target.phase == phase]),
             )
             for phase in PHASES
         ]
-        whole = replace(rows[-1], figures=rows[-1].figures | found.peak(), note=found.note, details=found.details)
+        whole = replace(
+            rows[-1], figures=rows[-1].figures | comparison.peak(), note=comparison.note, details=comparison.details
+        )
         return [*rows[:-1], whole]
 
 
-def shares_of(workload: Workload, machine: Machine, turns: Mapping[str, Drawn]) -> dict[str, dict[str, str]]:
-    """What each phase reached: the rollout of its limit, training of the arithmetic."""
+def shares_of(workload: Workload, machine: DeviceLimits, turns: Mapping[str, Drawn]) -> dict[str, dict[str, str]]:
+    """Shares that the phases reached: the rollout of its limit, training of the arithmetic."""
     rolled = limit_share(workload, machine, turns["rollout"])
     trained = arithmetic_share(workload, machine, turns["train"])
     return {"rollout": {OF_LIMIT: f"{rolled:.0%}"}, "train": {OF_ARITHMETIC: f"{trained:.0%}"}, TOTAL: {}}
@@ -94,7 +98,7 @@ class Fits:
     """A step that needs much memory: TRL is tried first and alone, then ours."""
 
     workload: Workload
-    most: float
+    limit: float
     """Maximum GiB of our side."""
 
     @property
@@ -102,10 +106,10 @@ class Fits:
         return self.workload.name
 
     def run(self, session: Session) -> list[Row]:
-        said = []
+        notes = []
         for settings in session.settings(self.workload, "best"):
             peer = session.opened(self.workload, settings, first_step)
-            said.append(f"{settings.name} {peer.why if isinstance(peer, Failed) else 'runs too'}")
+            notes.append(f"{settings.name} {peer.why if isinstance(peer, Failed) else 'runs too'}")
             if isinstance(peer, Trl):
                 peer.close()
         release(session.device)
@@ -127,8 +131,8 @@ class Fits:
         whole = replace(
             rows[-1],
             figures=rows[-1].figures | {"ours GiB": f"{peak:.1f}"},
-            verdicts=(Verdict("peak GiB", peak, self.most, at_least=False),),
-            note="; ".join(said),
+            verdicts=(Verdict("peak GiB", peak, self.limit, at_least=False),),
+            note="; ".join(notes),
             details={
                 "seconds": seconds_of(phases),
                 "first turn": first,

@@ -50,7 +50,7 @@ class Beside:
 
     def run(self, session: Session) -> list[Row]:
         workload = self.workload
-        found = compared(
+        comparison = compared(
             session,
             workload,
             session.settings(workload, "best", "default", "compiled"),
@@ -58,22 +58,22 @@ class Beside:
             samples=False,
             learns=True,
         )
-        if found.refused:
-            return [refused_row(self.name, found)]
-        use = arithmetic_share(workload, session.machine, found.turns("train"))
-        verdicts = found.verdicts([Target("train", self.factor)] if self.factor else [])
+        if comparison.refused:
+            return [refused_row(self.name, comparison)]
+        use = arithmetic_share(workload, session.machine, comparison.turns("train"))
+        verdicts = comparison.verdicts([Target("train", self.factor)] if self.factor else [])
         if self.use is not None:
             verdicts += (Verdict("use of the arithmetic", use, self.use),)
-        figures = found.figures("train", "s", lambda seconds: seconds) | {OF_ARITHMETIC: f"{use:.0%}"}
+        figures = comparison.figures("train", "s", lambda seconds: seconds) | {OF_ARITHMETIC: f"{use:.0%}"}
         tokens = workload.groups * workload.prompt + workload.completion_tokens
         return [
             Row(
                 self.name,
-                figures=figures | found.first_turn("train") | found.peak(),
-                ratios=found.ratios("train"),
+                figures=figures | comparison.first_turn("train") | comparison.peak(),
+                ratios=comparison.ratios("train"),
                 verdicts=verdicts,
-                note=found.note,
-                details=found.details | {"unique tokens": tokens, "use": use, "machine": vars(session.machine)},
+                note=comparison.note,
+                details=comparison.details | {"unique tokens": tokens, "use": use, "machine": vars(session.machine)},
             )
         ]
 

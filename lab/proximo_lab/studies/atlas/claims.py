@@ -20,18 +20,18 @@ class Claim:
     source: str
     verdict: Known = ""
     """Verdict from a page other than a study's, or from arithmetic (exact, exactly wrong)."""
-    found: str = ""
-    """What was measured, with its interval."""
+    measured: str = ""
+    """Result that was measured, with its interval."""
     command: str = ""
     """Command that repeats it."""
     page: str = ""
     """Page that has it, seen from docs/studies."""
     reason: str = ""
-    """Why it is not measured at this size, and what size would do."""
+    """Reason why it is not measured at this size, and what size would do."""
     decides: str = ""
     """Name of the study whose first contrast gives the verdict, where the first of all is not meant."""
     not_needed: Literal["", "left out", "added"] = ""
-    """Where the claim is that something is not needed: what its contrasts do with it. Left out: the claim holds where
+    """Direction of the contrasts, where the claim is that something is not needed. Left out: the claim holds where
     the interval excludes a loss as large as what counts, and not only where there is a gain. Added: it holds where the
     interval excludes a gain as large."""
 

@@ -23,16 +23,16 @@ NO_VERDICT = "not measured at this size"
 class Row:
     claim: Claim
     verdict: str
-    found: str
+    measured: str
     command: str
     links: tuple[str, ...]
     contrasts: Mapping[str, list[dict[str, Any]]] = field(default_factory=dict)
-    """By the name of the study, what it found on the claim."""
+    """Contrasts on the claim by the name of the study."""
 
     @property
     def beside(self) -> str:
-        """What is known apart from the contrasts."""
-        return self.claim.reason or (f"Elsewhere: {self.claim.found}" if self.claim.found else "")
+        """Text on what is known apart from the contrasts."""
+        return self.claim.reason or (f"Elsewhere: {self.claim.measured}" if self.claim.measured else "")
 
 
 def atlas(folder: Path) -> str:
@@ -58,18 +58,18 @@ def atlas_rows(folder: Path) -> Iterator[Row]:
     for claim in CLAIMS:
         asked = [study for study in STUDIES if any(claim.number in each.claims for each in study.contrasts)]
         asked.sort(key=lambda study: study.name != claim.decides)  # its study first, the others as they were
-        known = {study.name: found for study in asked if (found := _contrasts(claim, study, folder))}
+        known = {study.name: measured for study in asked if (measured := _contrasts(claim, study, folder))}
         links = (f"[{claim.page.rpartition('/')[2].removesuffix('.md')}]({claim.page})",) if claim.page else ()
         links += tuple(f"[{name}]({name}.md) ([figure]({name}.svg))" for name in known)
         commands = "; ".join(f"`proximo study {study.name}`" for study in asked)
         if known:
             limits = next(study.limits for study in asked if study.name in known)
-            verdict, found = _answer(claim, known, limits)
+            verdict, measured = _answer(claim, known, limits)
             if claim.reason:  # what the study shows is less than what is claimed
-                verdict, found = NO_VERDICT, f"{claim.reason}. Near it: {found}"
-            yield Row(claim, verdict, found, commands, links, known)
+                verdict, measured = NO_VERDICT, f"{claim.reason}. Near it: {measured}"
+            yield Row(claim, verdict, measured, commands, links, known)
         elif claim.verdict:
-            yield Row(claim, claim.verdict, claim.found, f"`{claim.command}`", links)
+            yield Row(claim, claim.verdict, claim.measured, f"`{claim.command}`", links)
         elif asked:
             yield Row(claim, NOT_RUN, "", commands, links)
         else:
@@ -79,19 +79,21 @@ def atlas_rows(folder: Path) -> Iterator[Row]:
 def results(study: Study, folder: Path) -> dict[str, Any] | None:
     """The stored findings of a study whose runs are all done and whose design is still the same; else None."""
     try:
-        facts = read_json(folder / f"{study.name}.json")
-        is_whole = facts["hash"] == design_hash(study) and facts["complete"]
+        stored = read_json(folder / f"{study.name}.json")
+        is_whole = stored["hash"] == design_hash(study) and stored["complete"]
     except (OSError, ValueError, KeyError, TypeError):  # cut off, or another file under this name
         return None
-    return facts if is_whole and "contrasts" in facts else None
+    return stored if is_whole and "contrasts" in stored else None
 
 
 def _contrasts(claim: Claim, study: Study, folder: Path) -> list[dict[str, Any]]:
     """Findings on a claim. Which contrasts answer it is taken from the study: it is no part of the design, and may have
     changed since the findings were stored."""
-    facts = results(study, folder)
-    found = [] if facts is None else facts["contrasts"]
-    return [each for each, contrast in zip(found, study.contrasts, strict=False) if claim.number in contrast.claims]
+    stored = results(study, folder)
+    contrasts = [] if stored is None else stored["contrasts"]
+    return [
+        result for result, contrast in zip(contrasts, study.contrasts, strict=False) if claim.number in contrast.claims
+    ]
 
 
 def _answer(claim: Claim, known: Mapping[str, list[dict[str, Any]]], limits: str) -> tuple[str, str]:
@@ -113,7 +115,7 @@ def _answer(claim: Claim, known: Mapping[str, list[dict[str, Any]]], limits: str
     if len({each["verdict"] for each in asked}) > 1:
         remarks.append(f"the first of {len(asked)} contrasts, which differ")
     word += f": {', '.join(remarks)}" if remarks else ""
-    return word, ". ".join(numbers) + (f". Elsewhere: {claim.found}" if claim.found else "")
+    return word, ". ".join(numbers) + (f". Elsewhere: {claim.measured}" if claim.measured else "")
 
 
 def _lacks_room(contrast: dict[str, Any]) -> bool:
@@ -141,9 +143,9 @@ def _on_claim(claim: Claim, contrast: dict[str, Any]) -> str:
 
 
 def _anchor(claim: Claim) -> str:
-    """Its number, to which other pages can link."""
+    """Anchor of a claim, its number, to which other pages can link."""
     return f'<a id="claim-{claim.number}"></a>{claim.number}'
 
 
 def _cells(row: Row) -> list[str]:
-    return [f"**{row.verdict}**", row.found or "–", ", ".join(row.links) or "–", row.command]
+    return [f"**{row.verdict}**", row.measured or "–", ", ".join(row.links) or "–", row.command]

@@ -16,7 +16,7 @@ SEEDS = tuple(range(5))
 
 
 def _unsolved(run: Record) -> float:
-    """How much the share of groups that are all wrong falls."""
+    """Fall of the share of groups that are all wrong."""
     shares = [dead - solved for dead, solved in zip(run.steps["dead_groups"], run.steps["dead_solved"], strict=True)]
     few = max(1, int(LAST * len(shares)))
     return known_mean(shares[:few]) - known_mean(shares[-few:])

@@ -1,4 +1,4 @@
-"""Whether drift shows before the reward falls: from the curves of runs that other studies have made."""
+"""Study of whether drift shows before the reward falls: from the curves of runs that other studies have made."""
 
 import math
 import statistics
@@ -21,9 +21,9 @@ def alarm(values: Sequence[float], *, falls: bool = False) -> int | None:
     if not early:
         return None
     middle = statistics.median(early)
-    most = DEVIATIONS * statistics.median(abs(value - middle) for value in early)
+    limit = DEVIATIONS * statistics.median(abs(value - middle) for value in early)
     for step, value in enumerate(values[EARLY:], start=EARLY):
-        if (middle - value if falls else abs(value - middle)) > most:
+        if (middle - value if falls else abs(value - middle)) > limit:
             return step
     return None
 
@@ -40,7 +40,7 @@ def _lead(metric: str) -> Callable[[Record], float]:
 
 
 def lead(metric: str) -> Measure:
-    """How many steps a metric's alarm comes before the outcome's."""
+    """Steps by which a metric's alarm comes before the outcome's."""
     rule = f"beyond {DEVIATIONS:g} median absolute deviations from the median of the first {EARLY} steps"
     return Measure(
         f"lead of the {DRIFT[metric]}",
@@ -52,7 +52,7 @@ def lead(metric: str) -> Measure:
 
 
 def quiet(metric: str) -> Measure:
-    """Whether a metric raises no alarm."""
+    """Share of runs in which a metric raises no alarm."""
     return Measure(
         f"no alarm of the {DRIFT[metric]}",
         "share of the seeds",

@@ -50,7 +50,7 @@ def _high(algorithm: str, letters: int, rate: float) -> str:
 
 
 def _agreement(name: str) -> Measure:
-    """How much better the halves of a step agree on an algorithm's gradient than on GRPO's, in the same steps."""
+    """Gain in agreement of a step's halves on an algorithm's gradient over that on GRPO's, in the same steps."""
 
     def of(run: Record) -> float:
         ours, theirs = (run.steps.get(halves_curve(each), ()) for each in (name, "grpo"))

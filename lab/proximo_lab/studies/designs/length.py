@@ -107,7 +107,7 @@ _CUT_OFF = replace(
     sampling=SamplingOptions(temperature=1.0, max_tokens=64),
     evaluation=EvaluationOptions(problems=100, every=20, samples=4),
 )
-"""With a limit that cuts off a fifth of the first answers."""
+"""Config with a limit that cuts off a fifth of the first answers."""
 _FILTER = changed(_CUT_OFF, keep=KeepAll(truncated=False))
 _HIGHER = changed(_FILTER, gate=Clip(0.2, 0.28))
 _SOFT = changed(_HIGHER, keep=KeepAll(), shape=SoftOverlong())

@@ -81,9 +81,9 @@ BEFORE_FALL, AFTER_FALL = -4, 3
 SAME, TENTH, SEQUENCE = "as it was", "a tenth of the rate", "sequence ratio"
 
 
-def _stays_down(name: str, place: int) -> Callable[[Record], float]:
+def _stays_down(name: str, offset: int) -> Callable[[Record], float]:
     def of(run: Record) -> float:
-        outcomes, forked = run.known("outcome"), run.known(fork_curve(name, place))
+        outcomes, forked = run.known("outcome"), run.known(fork_curve(name, offset))
         at = fall(outcomes)
         if at is None or not forked:
             return math.nan
@@ -93,15 +93,15 @@ def _stays_down(name: str, place: int) -> Callable[[Record], float]:
     return of
 
 
-def _down(name: str, place: int) -> Measure:
-    when = f"{abs(place)} steps {'before' if place < 0 else 'after'} the fall"
+def _down(name: str, offset: int) -> Measure:
+    when = f"{abs(offset)} steps {'before' if offset < 0 else 'after'} the fall"
     return Measure(
         f"stays down: {name}, {when}",
         "share of the seeds",
         f"1 if the mean outcome of the last {END} steps of the fork `{name}` from {when} is below {RETURNED:.0%} of "
         f"the run's best before it, else 0; the fall is the step at which the mean outcome of {SMOOTHED} steps is "
         f"first below {FALLEN:.0%} of the best before",
-        _stays_down(name, place),
+        _stays_down(name, offset),
         grain=1.0,
     )
 
@@ -111,8 +111,8 @@ def _departs(run: Record) -> float:
     at = fall(outcomes)
     if at is None or not forked:
         return math.nan
-    own = outcomes[at + BEFORE_FALL :]
-    return max(abs(ours - theirs) for ours, theirs in zip(forked, own, strict=False))
+    undisturbed = outcomes[at + BEFORE_FALL :]
+    return max(abs(ours - theirs) for ours, theirs in zip(forked, undisturbed, strict=False))
 
 
 _DEPARTS = Measure(

@@ -74,7 +74,7 @@ KL = Study(
 )
 
 _FREE = replace(in_world(OPEN_ENDED, replace(GRPO, kl=None)), evaluation=EvaluationOptions(problems=50))
-_OWN = replace(_FREE, rewards=RewardMix())
+_OWN_SIGNAL = replace(_FREE, rewards=RewardMix())
 _TRUE = at_end("outcome", "true reward at the end", "share of the pairs in order")
 _LEARNED_REWARD = rise("reward", "rise of the reward that is trained on", "of its scale")
 _PPO = replace(_FREE, algorithm=PPO, value=ValueOptions(OwnLayers(1), learning_rate=1e-3))
@@ -94,8 +94,8 @@ REWARD_HACKING = Study(
         Arm("ppo, no KL", changed(_PPO, shape=None)),
         Arm("ppo, KL in the reward 0.2", changed(_PPO, shape=KlReward(0.2))),
         Arm("grpo, no learning", trained(_FREE, learning_rate=1e-9)),
-        Arm("grpo, true reward, no KL", _OWN),
-        Arm("grpo, true reward, K3 0.04", changed(_OWN, kl=KlLoss(0.04))),
+        Arm("grpo, true reward, no KL", _OWN_SIGNAL),
+        Arm("grpo, true reward, K3 0.04", changed(_OWN_SIGNAL, kl=KlLoss(0.04))),
     ),
     seeds=tuple(range(8)),
     contrasts=(

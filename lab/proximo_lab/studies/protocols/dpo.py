@@ -47,9 +47,9 @@ class Preferred:
         for number in range(1, self.rounds + 1):
             drawn = config.seed + ROUND_SEEDS * (number - 1)
             sampled = replace(still, model=model, seed=drawn, steps=config.steps // self.rounds)
-            found = _ran(sampled, folder / f"samples-{number}", machine)
-            _add(held_out, found, (number - 1) * sampled.steps)
-            for name, values in found.steps.items():
+            record = _ran(sampled, folder / f"samples-{number}", machine)
+            _add(held_out, record, (number - 1) * sampled.steps)
+            for name, values in record.steps.items():
                 steps.setdefault(name, []).extend(values)
             pairs = folder / f"pairs-{number}.jsonl"
             if not pairs.exists():
@@ -60,7 +60,7 @@ class Preferred:
             fitted = dpo(
                 DpoConfig(data, model, loss=self.loss, fit=fit, device=config.device, seed=drawn), target, print
             )
-            model, seconds = str(target), seconds + found.seconds + fitted.seconds
+            model, seconds = str(target), seconds + record.seconds + fitted.seconds
         after = _ran(replace(still, model=model, steps=1), folder / "after", machine)
         _add(held_out, after, config.steps)
         return Record(steps, held_out, seconds + after.seconds)
@@ -71,8 +71,8 @@ def _ran(config: RunConfig, folder: Path, machine: Machine) -> Record:
     return recorded(folder)
 
 
-def _add(held_out: dict[str, list[float]], found: Record, step: int) -> None:
+def _add(held_out: dict[str, list[float]], record: Record, step: int) -> None:
     """The evaluation before a run's first step, as one after so many sampling steps."""
-    first = {name: values[0] for name, values in found.held_out.items()} | {"step": float(step)}
+    first = {name: values[0] for name, values in record.held_out.items()} | {"step": float(step)}
     for name, value in first.items():
         held_out.setdefault(name, []).append(value)

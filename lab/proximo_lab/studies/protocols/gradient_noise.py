@@ -47,7 +47,7 @@ class Halved:
         base = folder / "base"
         config = replace(config, checkpoints=CheckpointOptions(every=self.every, keep=config.steps, keep_best=False))
         train_one(config, base, machine)
-        found = recorded(base)
+        record = recorded(base)
         looked_at = {done: self._cosines(base, done) for done in range(self.every, config.steps, self.every)}
         halves = {
             halves_curve(each.name): [
@@ -55,7 +55,7 @@ class Halved:
             ]
             for each in self.algorithms
         }
-        return Record({**found.steps, **halves}, found.held_out, found.seconds)
+        return Record({**record.steps, **halves}, record.held_out, record.seconds)
 
     def _cosines(self, base: Path, done: int) -> dict[str, float]:
         """Cosines between halves of the step that begins when so many are done."""

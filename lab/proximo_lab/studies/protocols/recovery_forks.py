@@ -26,7 +26,7 @@ FALLEN = 0.5
 
 @dataclass(frozen=True)
 class Change:
-    """Something that a fork changes, under a name."""
+    """Change that a fork makes, under a name."""
 
     name: str
     rate: float = 1.0
@@ -57,16 +57,18 @@ class Forked:
         base = folder / "base"
         config = replace(config, checkpoints=CheckpointOptions(every=1, keep=config.steps, keep_best=False))
         train_one(config, base, machine)
-        found = recorded(base)
-        at = fall(found.steps["outcome"])
-        curves, seconds = dict(found.steps), found.seconds
-        for place in self.places if at is not None else ():
-            if at is not None and 1 <= at + place < config.steps:
+        record = recorded(base)
+        at = fall(record.steps["outcome"])
+        curves, seconds = dict(record.steps), record.seconds
+        for offset in self.places if at is not None else ():
+            if at is not None and 1 <= at + offset < config.steps:
                 for change in self.changes:
-                    end = _fork(base, folder / f"{change.name}-{place}", at + place, self._changed(config, change, at))
-                    curves[fork_curve(change.name, place)] = end.steps["outcome"][at + place :]
+                    end = _fork(
+                        base, folder / f"{change.name}-{offset}", at + offset, self._changed(config, change, at)
+                    )
+                    curves[fork_curve(change.name, offset)] = end.steps["outcome"][at + offset :]
                     seconds += end.seconds
-        return Record(curves, found.held_out, seconds)
+        return Record(curves, record.held_out, seconds)
 
     def _changed(self, config: RunConfig, change: Change, at: int) -> RunConfig:
         training = replace(config.training, learning_rate=config.training.learning_rate * change.rate)
@@ -79,8 +81,8 @@ class Forked:
         )
 
 
-def fork_curve(name: str, place: int) -> str:
-    return f"fork/{name} {place:+d}/outcome"
+def fork_curve(name: str, offset: int) -> str:
+    return f"fork/{name} {offset:+d}/outcome"
 
 
 def fall(outcomes: Sequence[float]) -> int | None:

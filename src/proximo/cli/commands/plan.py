@@ -16,8 +16,8 @@ from proximo.cli.flags import changed
 from proximo.cli.models import on_stdout
 from proximo.insight.folder import RunFolder
 from proximo.models.adapters.lora import Lora
-from proximo.planning.cards import CARDS, GIB, Card, card, chosen_card
-from proximo.planning.plan import Plan, Switch, Way
+from proximo.planning.cards import CARDS, GIB, DeviceCard, card, chosen_card
+from proximo.planning.plan import RunPlan, Switch, Way
 from proximo.planning.shapes import SHAPES
 from proximo.recipes.defaults import learning_rate
 from proximo.recipes.presets import ARITHMETIC
@@ -57,7 +57,10 @@ examples:
 def run(arguments: list[str]) -> int:
     """Exit status: 0 if full fine-tuning or LoRA fits, 1 if neither does."""
     as_json = take_switch(arguments, "--json")
-    name, numbers = take(arguments, "--gpu"), [take_number(arguments, f"--gpu.{each}", float) for each in Card.NUMBERS]
+    name, numbers = (
+        take(arguments, "--gpu"),
+        [take_number(arguments, f"--gpu.{each}", float) for each in DeviceCard.NUMBERS],
+    )
     asked = take_cluster(arguments)
     prompt, mean = take_number(arguments, "--prompt-tokens", int), take_number(arguments, "--mean-tokens", int)
     if {"--data"} & set(given := flag_names(arguments)) and "--model" not in given:
@@ -84,7 +87,7 @@ def run(arguments: list[str]) -> int:
     return 0 if any(way.fits for way in found.ways) else 1
 
 
-def _print(found: Plan) -> None:
+def _print(found: RunPlan) -> None:
     console = on_stdout(160, highlight=False)
     size, card = found.size, found.card
     console.print(
@@ -200,7 +203,7 @@ class Asked:
     switch: Switch
     sigma: float | None
     run: RunFolder | None
-    timed_on: Card | None
+    timed_on: DeviceCard | None
     per_node: int
     network: float
     engine_gpus: int | None

@@ -28,27 +28,27 @@ def executed_files(name: str) -> dict[str, str]:
     What is imported from the same folder is found without executing anything: names in import statements, and any
     string that is the name of a module there. Other folders of sys.path, and installed packages, are the user's own.
     """
-    place = name.rpartition(":")[0]
-    start = [Path(os.path.abspath(each)) for each in source_files(place)]
+    source = name.rpartition(":")[0]
+    start = [Path(os.path.abspath(path)) for path in source_files(source)]
     if not start:
         return {}
-    is_package = not place.endswith(".py") and start[0].stem == "__init__"
+    is_package = not source.endswith(".py") and start[0].stem == "__init__"
     root = start[0].parents[1 if is_package else 0]
     listed = cache(_names)
-    found: dict[str, str] = {}
+    digests: dict[str, str] = {}
     seen, waiting = set(start), start
     while waiting:
         path = waiting.pop()
-        if len(found) == MAX_FILES:
+        if len(digests) == MAX_FILES:
             raise ValueError(f"{name} imports more than {MAX_FILES} files")
         content = read_file(without_links(path), MAX_BYTES)
-        found[os.path.realpath(path)] = hashlib.sha256(content).hexdigest()
+        digests[os.path.realpath(path)] = hashlib.sha256(content).hexdigest()
         if path.suffix == ".py" and not _is_installed(root):
             modules = partial(_modules, path=path, root=root, listed=listed)
             new = {file for mentioned in _mentioned(content) for file in modules(*mentioned)} - seen
             seen |= new
             waiting += sorted(new)
-    return found
+    return digests
 
 
 def _mentioned(content: bytes) -> set[tuple[int, str]]:
@@ -59,16 +59,16 @@ def _mentioned(content: bytes) -> set[tuple[int, str]]:
             tree = ast.parse(content)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return set()
-    found: set[tuple[int, str]] = set()
+    mentions: set[tuple[int, str]] = set()
     for node in ast.walk(tree):
         match node:
             case ast.Import(names):
-                found |= {(0, each.name) for each in names}
+                mentions |= {(0, alias.name) for alias in names}
             case ast.ImportFrom(module, names, level):
-                found |= {(level or 0, ".".join(filter(None, (module, each.name.strip("*"))))) for each in names}
+                mentions |= {(level or 0, ".".join(filter(None, (module, alias.name.strip("*"))))) for alias in names}
             case ast.Constant(str() as text) if len(text) <= MAX_NAME:
-                found.add((len(text) - len(text.lstrip(".")), text.lstrip(".")))
-    return {(level, name) for level, name in found if all(part.isidentifier() for part in name.split("."))}
+                mentions.add((len(text) - len(text.lstrip(".")), text.lstrip(".")))
+    return {(level, name) for level, name in mentions if all(part.isidentifier() for part in name.split("."))}
 
 
 def _modules(level: int, name: str, *, path: Path, root: Path, listed: Names) -> Iterator[Path]:
@@ -79,7 +79,7 @@ def _modules(level: int, name: str, *, path: Path, root: Path, listed: Names) ->
     folder = path.parents[level - 1] if level else root
     for part in ("", *parts):
         if part:
-            yield from (folder / each for each in listed(folder) if _is_module(each, part))
+            yield from (folder / file for file in listed(folder) if _is_module(file, part))
             folder = folder / part
         if (part or level) and "__init__.py" in listed(folder):
             yield folder / "__init__.py"
@@ -90,25 +90,25 @@ def _is_module(file: str, name: str) -> bool:
 
 
 _SUFFIXES = tuple(all_suffixes())
-"""Of Python's own code, and of compiled modules."""
+"""Suffixes of Python's own code, and of compiled modules."""
 
 
 def _names(folder: Path) -> frozenset[str]:
     try:
         with os.scandir(folder) as entries:
-            return frozenset(each.name for each in entries)
+            return frozenset(entry.name for entry in entries)
     except OSError:
         return frozenset()
 
 
 def _is_installed(folder: Path) -> bool:
     path = os.path.realpath(folder)
-    return any(path == each or path.startswith(f"{each}{os.sep}") for each in _installed())
+    return any(path == installed or path.startswith(f"{installed}{os.sep}") for installed in _installed())
 
 
 @cache
 def _installed() -> tuple[str, ...]:
     """Folders of the standard library, of installed packages, and of this one."""
     paths = sysconfig.get_paths()
-    folders = [*(paths[each] for each in ("stdlib", "platstdlib", "purelib", "platlib")), *site.getsitepackages()]
-    return tuple({os.path.realpath(each) for each in (*folders, site.getusersitepackages(), Path(__file__).parents[2])})
+    folders = [*(paths[key] for key in ("stdlib", "platstdlib", "purelib", "platlib")), *site.getsitepackages()]
+    return tuple({os.path.realpath(path) for path in (*folders, site.getusersitepackages(), Path(__file__).parents[2])})

@@ -26,16 +26,16 @@ class Named:
     """Dotted name, as in task.type."""
     value: str
     digest: str
-    """Of the name, and of the innermost table that it stands in: the same code with other arguments is another use."""
+    """SHA-256 of the innermost table that the name stands in: the same code with other arguments is another use."""
 
     @property
     def use(self) -> str:
-        """What it is remembered by."""
+        """Key under which it is remembered."""
         return f"{self.value} {self.digest}"
 
 
 def named_code(tables: Mapping[str, Any]) -> list[Named]:
-    """Everything in a config's tables that names code, in order.
+    """Values in a config's tables that name code, in order.
 
     Example: [each.value for each in named_code({"task": {"type": "mine.py:Task"}})] == ["mine.py:Task"]
     """
@@ -61,23 +61,23 @@ def _named_in(key: str, value: Any, table: Mapping[str, Any], path: str) -> Iter
 
 
 def _names_code(key: str, value: str, path: str) -> bool:
-    place, _, name = value.rpartition(":")
+    source, _, name = value.rpartition(":")
     if key == "type":
         return ":" in value
-    if key in TEXTS or value in ("", "auto", "none") or (place == WORLDS and name in SHIPPED):
+    if key in TEXTS or value in ("", "auto", "none") or (source == WORLDS and name in SHIPPED):
         return False
     if key in REACHES or (key == "arguments" and path.endswith("]")):  # a list: those of a server that is started
         return True
     if key == "cache":  # of verdicts, in a folder outside of the run
         return True
-    return (key in LOADS and _is_path_of_code(place, name)) or _has_form(place, name)
+    return (key in LOADS and _is_path_of_code(source, name)) or _has_form(source, name)
 
 
-def _is_path_of_code(place: str, name: str) -> bool:
-    """Not the hub's owner/name:part, nor a file of data."""
-    return name.isidentifier() and bool(place) and "/" not in place
+def _is_path_of_code(source: str, name: str) -> bool:
+    """Tell code from the hub's owner/name:part, and from a file of data."""
+    return name.isidentifier() and bool(source) and "/" not in source
 
 
-def _has_form(place: str, name: str) -> bool:
-    is_place = place.endswith(".py") or all(part.isidentifier() for part in place.split("."))
-    return is_place and name.isidentifier()
+def _has_form(source: str, name: str) -> bool:
+    is_source = source.endswith(".py") or all(part.isidentifier() for part in source.split("."))
+    return is_source and name.isidentifier()

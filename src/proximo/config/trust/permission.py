@@ -23,8 +23,8 @@ RECORD = "run.json"
 SHOWN = 120
 
 
-class Code(Protocol):
-    """What a reader of a config asks about the code that it names."""
+class CodePermission(Protocol):
+    """Permission that a reader of a config asks for the code that it names."""
 
     def admit(self, tables: Mapping[str, Any]) -> None:
         """ValueError, in one line, if code that the tables name may not be loaded."""
@@ -36,7 +36,7 @@ class Code(Protocol):
 
 
 class Anything:
-    """For configs that the user wrote, or named on the command line: their code is his."""
+    """Permission for configs that the user wrote, or named on the command line: their code is his."""
 
     def admit(self, tables: Mapping[str, Any]) -> None:
         pass
@@ -52,30 +52,30 @@ ANYTHING = Anything()
 
 
 @dataclass(frozen=True)
-class _Said:
+class _CommandLine:
     everything: bool = False
     names: frozenset[str] = frozenset()
 
 
-_said = _Said()
+_command_line = _CommandLine()
 
 
 @contextmanager
-def said(everything: bool, arguments: Sequence[str] = ()) -> Iterator[None]:
-    """Until the end of a command: whether it has --load-code, and its arguments, which may name code."""
-    global _said
-    before = _said
-    values = {value for each in arguments for value in (each, each.partition("=")[2])}
-    _said = _Said(everything, frozenset(each for each in values if ".py" in each or ":" in each))
+def command_line(everything: bool, arguments: Sequence[str] = ()) -> Iterator[None]:
+    """Keep, until the end of a command, whether it has --load-code, and its arguments, which may name code."""
+    global _command_line
+    before = _command_line
+    values = {value for argument in arguments for value in (argument, argument.partition("=")[2])}
+    _command_line = _CommandLine(everything, frozenset(name for name in values if ".py" in name or ":" in name))
     try:
         yield
     finally:
-        _said = before
+        _command_line = before
 
 
 def is_everything_permitted() -> bool:
-    """Whether this command line has --load-code."""
-    return _said.everything
+    """Tell whether this command line has --load-code."""
+    return _command_line.everything
 
 
 # What a run names
@@ -88,7 +88,7 @@ class OfRun:
     """
 
     def __init__(self, run: Path, everything: bool = False, keep: bool = True) -> None:
-        """`everything`: the user permits what the run names. `keep`: whether that is remembered."""
+        """Permit all that the run names, with `everything`, and with `keep` remember it."""
         self.run, self._everything = run, everything or is_everything_permitted()
         self._keep = keep and self._everything
         self._known: Uses | None = None
@@ -96,7 +96,7 @@ class OfRun:
         self._admitted: dict[str, Mapping[str, str]] = {}
 
     def admit(self, tables: Mapping[str, Any]) -> None:
-        code = {each.use: self._admit(each) for each in named_code(tables)}
+        code = {named.use: self._admit(named) for named in named_code(tables)}
         if code and self._keep and (identity := _identity(self.run)):
             try:
                 remember(self.run, identity, {**self.known, **code})
@@ -108,7 +108,7 @@ class OfRun:
 
     @property
     def known(self) -> Uses:
-        """What the user has run with this run."""
+        """Code that the user has run with this run."""
         if self._known is None:
             identity = _identity(self.run)
             self._known = recall(self.run, identity) if identity else {}
@@ -118,13 +118,13 @@ class OfRun:
         try:
             files = executed_files(named.value)
         except (OSError, ValueError) as error:
-            raise ValueError(f"{_told(named)}, which is not loaded: {error}") from None
+            raise ValueError(f"{_shown(named)}, which is not loaded: {error}") from None
         _refuse_inside(named, files)
-        place = named.value.rpartition(":")[0]
-        if not files and place.endswith(".py"):
-            raise ValueError(f"{_told(named)}, but {place} is not there: a path counts from the current folder")
+        source = named.value.rpartition(":")[0]
+        if not files and source.endswith(".py"):
+            raise ValueError(f"{_shown(named)}, but {source} is not there: a path counts from the current folder")
         before = self.known.get(named.use)
-        if not self._everything and not _is_said(named.value) and files != before:
+        if not self._everything and not _is_named(named.value) and files != before:
             raise ValueError(self._refusal(named, before))
         self._admitted[named.value] = files
         return files
@@ -133,16 +133,16 @@ class OfRun:
         remedy = "if you trust it, give `load_code=True`"
         if before is not None:
             return (
-                f"{_told(named)}, whose code is not what you ran with this run (it, or what it imports, has changed): "
+                f"{_shown(named)}, whose code is not what you ran with this run (it, or what it imports, has changed): "
                 f"put it back as it was, or {remedy}"
             )
         return (
-            f"{_told(named)}, which is not loaded, because a run folder may come from anyone and you have not run this "
-            f"with {self.run} before (a copied or moved run counts as another): {remedy}"
+            f"{_shown(named)}, which is not loaded, because a run folder may come from anyone and you have not run "
+            f"this with {self.run} before (a copied or moved run counts as another): {remedy}"
         )
 
     def _check(self, files: Sequence[Path], content: bytes) -> None:
-        """What is executed is what was admitted, also if the file was exchanged since then."""
+        """Refuse what was not admitted, also if the file was exchanged since then."""
         for file in files:
             if (run := run_around(file)) is not None:
                 raise ValueError(f"not loaded, because it lies in a run folder, {run}, whose code is never executed")
@@ -152,8 +152,8 @@ class OfRun:
             raise ValueError("not loaded, because it is not the code that was asked for: run the command again")
 
 
-def of_file(path: str | Path) -> Code:
-    """What may be loaded for a config in a file that the user named: anything, unless it lies in a run folder."""
+def of_file(path: str | Path) -> CodePermission:
+    """Permission for a config in a file that the user named: anything, unless it lies in a run folder."""
     run = run_around(Path(path))
     return ANYTHING if run is None else OfRun(run)
 
@@ -162,9 +162,8 @@ def remember_run(run: Path, identity: str, tables: Mapping[str, Any]) -> str | N
     """Remember the code of a run that the user starts; a message if that cannot be done."""
     code = {}
     try:
-        named = named_code(tables)
-        for each in named:
-            code[each.use] = executed_files(each.value)
+        for named in named_code(tables):
+            code[named.use] = executed_files(named.value)
         if code:
             remember(run, identity, code)
     except (OSError, ValueError) as error:
@@ -173,28 +172,30 @@ def remember_run(run: Path, identity: str, tables: Mapping[str, Any]) -> str | N
 
 
 def _refuse_inside(named: Named, files: Mapping[str, str]) -> None:
-    place = named.value.rpartition(":")[0]
-    first = [os.path.abspath(os.path.expanduser(place))] if place.endswith(".py") else []
+    source = named.value.rpartition(":")[0]
+    first = [os.path.abspath(os.path.expanduser(source))] if source.endswith(".py") else []
     for file in (*first, *files):
         if (run := run_around(Path(file))) is not None:
             raise ValueError(
-                f"{_told(named)}, which is not loaded, because {file} lies in a run folder, {run}, whose code is never "
-                "executed: copy it to a folder of your own and name it there"
+                f"{_shown(named)}, which is not loaded, because {file} lies in a run folder, {run}, whose code is "
+                "never executed: copy it to a folder of your own and name it there"
             )
 
 
-def _told(named: Named) -> str:
+def _shown(named: Named) -> str:
     return f"{named.field} is {ascii(named.value)[:SHOWN]}"
 
 
-def _is_said(name: str) -> bool:
-    return name in _said.names or ((place := name.rpartition(":")[0]).endswith(".py") and place in _said.names)
+def _is_named(name: str) -> bool:
+    return name in _command_line.names or (
+        (source := name.rpartition(":")[0]).endswith(".py") and source in _command_line.names
+    )
 
 
 def _identity(run: Path) -> str:
     """The identity in run.json; empty if there is none."""
     try:
-        found = read_json(run / RECORD)
-        return found["identity"] if isinstance(found["identity"], str) else ""
+        record = read_json(run / RECORD)
+        return record["identity"] if isinstance(record["identity"], str) else ""
     except (OSError, ValueError, LookupError, TypeError):
         return ""

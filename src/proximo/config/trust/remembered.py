@@ -1,4 +1,4 @@
-"""What a user has run, in his own data folder: the code that each of his runs used, by the run's place and identity.
+"""Memory of a user, in his own data folder: the code that each of his runs used, by the run's path and identity.
 
 `$PROXIMO_DATA_HOME`, else `$XDG_DATA_HOME/proximo`, else `~/.local/share/proximo`. A run folder, which may come from
 anyone, has no say in it. Where the folder cannot be used nothing is remembered, and nobody's code is run for that.
@@ -23,15 +23,15 @@ MAX_BYTES = 1 << 20
 """Bytes of what is kept of a run; one that imports so many files is not remembered."""
 
 Uses = Mapping[str, Mapping[str, str]]
-"""For each use of code (naming.py), the SHA-256 of the files that it executes."""
+"""SHA-256 of the files that a use of code (naming.py) executes, for each use."""
 
 
 def recall(run: Path, identity: str) -> Uses:
-    """What the user has run in this folder; empty if nothing is remembered, or cannot be read."""
+    """Code that the user has run in this folder; empty if nothing is remembered, or cannot be read."""
     try:
-        found = read_json(_file(run, identity), MAX_BYTES)
-        if (found["run"], found["identity"]) == _key(run, identity) and isinstance(found["code"], dict):
-            return {use: files for use, files in found["code"].items() if isinstance(files, dict)}
+        record = read_json(_file(run, identity), MAX_BYTES)
+        if (record["run"], record["identity"]) == _key(run, identity) and isinstance(record["code"], dict):
+            return {use: files for use, files in record["code"].items() if isinstance(files, dict)}
     except (OSError, ValueError, LookupError, TypeError):
         pass
     return {}
@@ -39,8 +39,8 @@ def recall(run: Path, identity: str) -> Uses:
 
 def remember(run: Path, identity: str, code: Uses) -> None:
     """Keep what the user runs in this folder, instead of what was kept. OSError or ValueError if that cannot be."""
-    place, identity = _key(run, identity)
-    data = json.dumps({"run": place, "identity": identity, "code": code}).encode()
+    path_of_run, identity = _key(run, identity)
+    data = json.dumps({"run": path_of_run, "identity": identity, "code": code}).encode()
     if len(data) > MAX_BYTES:
         raise ValueError(f"more than {MAX_BYTES:,} bytes are to be remembered of one run")
     _make(home())
@@ -67,11 +67,11 @@ def home() -> Path:
 def _file(run: Path, identity: str) -> Path:
     """The file of a run; ValueError if another user could have written it."""
     folder = home() / FOLDER
-    for each in (folder.parent, folder):
+    for parent in (folder.parent, folder):
         with suppress(FileNotFoundError):
-            found = each.lstat()
-            if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
-                raise ValueError(f"{each} is no folder that only you can write: remove it, or set {VARIABLE}")
+            status = parent.lstat()
+            if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o022:
+                raise ValueError(f"{parent} is no folder that only you can write: remove it, or set {VARIABLE}")
     name = hashlib.sha256("\0".join(_key(run, identity)).encode(errors="surrogateescape")).hexdigest()
     return inside(folder, f"{name}.json")
 
@@ -86,10 +86,10 @@ def _make(folder: Path) -> None:
 
 
 def _forget(folder: Path) -> None:
-    if len(found := [each for each in names(folder) if each.endswith(".json")]) <= MAX_RUNS:
+    if len(files := [name for name in names(folder) if name.endswith(".json")]) <= MAX_RUNS:
         return
-    oldest = sorted(found, key=lambda name: _age(folder / name))
-    for name in oldest[: len(found) - MAX_RUNS]:
+    oldest = sorted(files, key=lambda name: _age(folder / name))
+    for name in oldest[: len(files) - MAX_RUNS]:
         remove(folder / name)
 
 

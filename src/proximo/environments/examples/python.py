@@ -2,7 +2,7 @@
 
 from functools import cache
 
-from proximo.processes.sandbox import Job, Limits, Sandbox
+from proximo.processes.sandbox import Limits, Sandbox, SandboxJob
 
 MAX_CHARACTERS = 4000
 """Characters of output that are returned, half of them from its end."""
@@ -14,7 +14,7 @@ def run_python(code: str) -> str:
     Args:
         code: the program
     """
-    result = _sandbox().run(Job(code))
+    result = _sandbox().run(SandboxJob(code))
     text = (result.stdout + result.stderr).decode(errors="replace")
     text = text if len(text) <= MAX_CHARACTERS else f"{text[: MAX_CHARACTERS // 2]} ... {text[-MAX_CHARACTERS // 2 :]}"
     if not result.finished:

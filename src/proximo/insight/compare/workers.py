@@ -13,7 +13,7 @@ from proximo.insight.compare.comparison_folder import Place
 from proximo.insight.compare.plan import Job
 from proximo.models import pick_device
 from proximo.processes import tree
-from proximo.processes.forkserver import Process, Starter, starter
+from proximo.processes.forkserver import StartedProcess, Starter, starter
 from proximo.rl.config import RunConfig
 from proximo.runs.signals import Stop
 from proximo.system.machine import THREADS, Machine
@@ -66,7 +66,7 @@ def run_jobs(
     the module that each process runs. `until`: reading of the monotonic clock after which no job is started; those
     that run GRACE seconds later save and end.
     """
-    left, running, failures = deque(jobs), list[tuple[Job, Process]](), list[Failure]()
+    left, running, failures = deque(jobs), list[tuple[Job, StartedProcess]](), list[Failure]()
     processes = starter(worker, *USED_LATER, on_cpu=_on_cpu(job.config for job in jobs))
     with Stop() as stop:
         try:
@@ -96,13 +96,13 @@ def run_jobs(
     return failures
 
 
-def _start(job: Job, place: Place, machine: Machine, accept_lost: bool, processes: Starter) -> Process:
+def _start(job: Job, place: Place, machine: Machine, accept_lost: bool, processes: Starter) -> StartedProcess:
     """Start a job in a separate session: Ctrl-C goes to the comparison, which passes it on once."""
     arguments = (place.config(job.contender), job.seed, place.run(job), machine.threads)
     return processes.start([*arguments, int(machine.onednn), int(accept_lost)], place.log(job))
 
 
-def _end(processes: Iterable[Process]) -> None:
+def _end(processes: Iterable[StartedProcess]) -> None:
     """Let the processes save and end; a second Ctrl-C kills them, losing only the steps since the last checkpoint."""
     processes = [process for process in processes if process.poll() is None]
     try:

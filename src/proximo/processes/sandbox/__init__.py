@@ -5,7 +5,16 @@ the program's process with its own isolation: namespaces, an empty root, Landloc
 its output comes back; grading happens in the trainer.
 """
 
-from proximo.processes.sandbox.limits import Calls, Job, Limits, NoSandbox, Result, SandboxFailed
+from proximo.processes.sandbox.limits import Calls, Limits, NoSandbox, ProgramResult, SandboxFailed, SandboxJob
 from proximo.processes.sandbox.running import Sandbox, missing_mechanisms
 
-__all__ = ["Calls", "Job", "Limits", "NoSandbox", "Result", "Sandbox", "SandboxFailed", "missing_mechanisms"]
+__all__ = [
+    "Calls",
+    "Limits",
+    "NoSandbox",
+    "ProgramResult",
+    "Sandbox",
+    "SandboxFailed",
+    "SandboxJob",
+    "missing_mechanisms",
+]

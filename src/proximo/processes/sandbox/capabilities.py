@@ -5,8 +5,8 @@ import secrets
 import tempfile
 from pathlib import Path
 
-from proximo.processes.sandbox.client import Server
-from proximo.processes.sandbox.limits import Job
+from proximo.processes.sandbox.client import SandboxServer
+from proximo.processes.sandbox.limits import SandboxJob
 
 _PROGRAM = """
 import ctypes, os, socket, threading
@@ -38,7 +38,7 @@ tried("make a namespace", new_namespace)
 """
 
 
-def escapes(server: Server) -> list[str]:
+def escapes(server: SandboxServer) -> list[str]:
     """Forbidden things that a program could do; or that no program can run at all, which would look safe."""
     nonce = secrets.token_hex(16)
     with tempfile.TemporaryDirectory() as folder:
@@ -46,9 +46,9 @@ def escapes(server: Server) -> list[str]:
         outside.write_text("not for programs")
         for path in (folder, outside):  # so that the file's own permissions are not what blocks it
             os.chmod(path, 0o755)
-        told = {"NONCE": nonce, "OUTSIDE": str(outside), "OTHER": os.getpid()}
-        program = "".join(f"{name} = {value!r}\n" for name, value in told.items()) + _PROGRAM
-        result = server.run(Job(program), nonce)
+        constants = {"NONCE": nonce, "OUTSIDE": str(outside), "OTHER": os.getpid()}
+        program = "".join(f"{name} = {value!r}\n" for name, value in constants.items()) + _PROGRAM
+        result = server.run(SandboxJob(program), nonce)
     first, _, rest = result.stdout.decode(errors="replace").partition("\n")
     if not result.finished or first != nonce or not rest.startswith("thread\n"):
         output = result.stderr.decode(errors="replace").strip()[-300:]

@@ -1,4 +1,4 @@
-"""One server process, from the trainer's side."""
+"""Server process of a sandbox, from the trainer's side."""
 
 import fcntl
 import os
@@ -11,7 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any
 
-from proximo.processes.sandbox.limits import DEVICES, NOBODY, Job, Limits, Result, SandboxFailed
+from proximo.processes.sandbox.limits import DEVICES, NOBODY, Limits, ProgramResult, SandboxFailed, SandboxJob
 from proximo.processes.sandbox.protocol import receive, send
 
 # The parent packages are named but not imported: they would load torch.
@@ -29,7 +29,7 @@ _GRACE_SECONDS = 30.0
 """Seconds beyond the program's own time for set-up and communication on a busy machine."""
 
 
-class Server:
+class SandboxServer:
     """Runs one program after another. It is started on first use, and again after a failure."""
 
     def __init__(self, limits: Limits, through_bubblewrap: bool = False) -> None:
@@ -68,7 +68,7 @@ class Server:
                 start_new_session=True,
             )
 
-    def run(self, job: Job, nonce: str) -> Result:
+    def run(self, job: SandboxJob, nonce: str) -> ProgramResult:
         """Run a program; `nonce` marks this run, and results with another mark are rejected."""
         try:
             return self._run(job, nonce)
@@ -76,7 +76,7 @@ class Server:
             self.close()
             raise
 
-    def _run(self, job: Job, nonce: str) -> Result:
+    def _run(self, job: SandboxJob, nonce: str) -> ProgramResult:
         if self._connection is None:
             self.start()
         assert self._connection is not None
@@ -92,7 +92,7 @@ class Server:
         if answer["nonce"] != nonce:
             raise SandboxFailed("a sandbox server answered for another program")
         stdout, stderr, answers = payloads
-        return Result(answer["ended"], answer["code"], stdout, stderr, answers, answer["seconds"])
+        return ProgramResult(answer["ended"], answer["code"], stdout, stderr, answers, answer["seconds"])
 
     def close(self) -> None:
         """End the server and all it runs: a keeper dies with its server, a program with its keeper."""
@@ -135,7 +135,7 @@ def _bubblewrap(folder: str, interpreter: str) -> list[str]:
     user = ["--uid", str(NOBODY), "--gid", str(NOBODY)]
     command = [shutil.which("bwrap") or "bwrap", "--unshare-all", *user, "--new-session"]
     shown = {os.path.dirname(interpreter), os.path.join(folder, "proximo", "processes", "sandbox"), "/etc/ld.so.cache"}
-    shown |= {os.path.join(place, name) for place in ("/", "/usr", sys.base_prefix) for name in ("lib", "lib64")}
+    shown |= {os.path.join(prefix, name) for prefix in ("/", "/usr", sys.base_prefix) for name in ("lib", "lib64")}
     for path in sorted(path for path in shown if os.path.exists(path)):
         is_link = os.path.islink(path) and os.path.isdir(path)
         command += ["--symlink", os.readlink(path), path] if is_link else ["--ro-bind", path, path]

@@ -55,13 +55,13 @@ _AUDIT = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 
 def _numbers(table: str, machine: str = MACHINE) -> dict[str, int]:
     """System-call numbers of this machine by name; calls it does not have are left out."""
-    place = list(_AUDIT).index(machine)
+    column = list(_AUDIT).index(machine)
     words = [word.split(":") for word in table.split()]
-    return {word[0]: int(word[1 + place]) for word in words if word[1 + place] != "-"}
+    return {word[0]: int(word[1 + column]) for word in words if word[1 + column] != "-"}
 
 
 def _step(code: int, value: int, yes: int = 0, no: int = 0) -> bytes:
-    """One BPF instruction; `yes` and `no` are the numbers of instructions to skip."""
+    """BPF instruction; `yes` and `no` are the numbers of instructions to skip."""
     return struct.pack("=HBBI", code, yes, no, value)
 
 

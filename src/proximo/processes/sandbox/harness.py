@@ -81,7 +81,7 @@ def _run_calls(program: str, function: str, calls: list[str], nonce: str) -> int
     for number, text in enumerate([] if code else calls):
         arguments = loads(text)
         try:
-            called = _found(module, function)
+            called = _callable(module, function)
             value = called(**arguments) if type(arguments) is dict else called(*arguments)
             line = dumps([nonce, number, plain(value)])
         except BaseException:
@@ -91,7 +91,7 @@ def _run_calls(program: str, function: str, calls: list[str], nonce: str) -> int
     return code
 
 
-def _found(module: types.ModuleType, function: str) -> Callable[..., Any]:
+def _callable(module: types.ModuleType, function: str) -> Callable[..., Any]:
     """A function, or a method of a new instance."""
     owner, _, method = function.rpartition(".")
     return getattr(getattr(module, owner)(), method) if owner else getattr(module, method)

@@ -32,7 +32,7 @@ class Cage:
     folders: tuple[str, ...]
     """Folders that a program may read."""
     own_root: bool
-    """Whether the program has a separate root, where nothing else is visible."""
+    """True if the program has a separate root, where nothing else is visible."""
     namespaces: bool
     landlock: int
     """Landlock version; 0 if the kernel has none."""
@@ -78,17 +78,17 @@ def build_root(folders: tuple[str, ...]) -> None:
 
 
 def _show(path: str, root: str) -> None:
-    place = root + path
-    os.makedirs(os.path.dirname(place), exist_ok=True)
+    target = root + path
+    os.makedirs(os.path.dirname(target), exist_ok=True)
     if os.path.islink(path):
-        os.symlink(os.readlink(path), place)
+        os.symlink(os.readlink(path), target)
         return
     if os.path.isdir(path):
-        os.makedirs(place, exist_ok=True)
+        os.makedirs(target, exist_ok=True)
     else:
-        os.close(os.open(place, os.O_CREAT | os.O_WRONLY, 0o644))
-    kernel.mount(path, place, "", kernel.MS_BIND | kernel.MS_REC)
-    kernel.make_read_only(place, devices=path in DEVICES)
+        os.close(os.open(target, os.O_CREAT | os.O_WRONLY, 0o644))
+    kernel.mount(path, target, "", kernel.MS_BIND | kernel.MS_REC)
+    kernel.make_read_only(target, devices=path in DEVICES)
 
 
 def landlock_version() -> int:
@@ -126,8 +126,8 @@ def enter_namespaces(process_files: int) -> None:
 
 
 def _map_ids(process_files: int, user: int, group: int) -> None:
-    for place, text in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
-        file = os.open(f"self/{place}", os.O_WRONLY, dir_fd=process_files)
+    for name, text in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
+        file = os.open(f"self/{name}", os.O_WRONLY, dir_fd=process_files)
         try:
             os.write(file, text.encode())
         finally:
@@ -161,7 +161,7 @@ def set_limits(limits: Limits, *, counts_threads: bool) -> None:
     memory = limits.memory_mb * _MEGABYTE
     # Without a user namespace the kernel would count other processes of the user; the filter forbids processes anyway.
     threads = limits.threads if counts_threads else resource.getrlimit(resource.RLIMIT_NPROC)[1]
-    for what, most in (
+    for what, limit in (
         (resource.RLIMIT_AS, memory),
         (resource.RLIMIT_STACK, min(_STACK, memory)),
         (resource.RLIMIT_CPU, limits.cpu_seconds),
@@ -172,8 +172,8 @@ def set_limits(limits: Limits, *, counts_threads: bool) -> None:
         (resource.RLIMIT_MEMLOCK, 0),
         (resource.RLIMIT_MSGQUEUE, 0),
     ):
-        most = most if (hard := resource.getrlimit(what)[1]) == resource.RLIM_INFINITY else min(most, hard)
-        resource.setrlimit(what, (most, most))
+        limit = limit if (hard := resource.getrlimit(what)[1]) == resource.RLIM_INFINITY else min(limit, hard)
+        resource.setrlimit(what, (limit, limit))
 
 
 class _Ruleset(ctypes.Structure):

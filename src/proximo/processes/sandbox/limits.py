@@ -12,7 +12,7 @@ LONGEST = 86_400.0
 
 
 class NoSandbox(ValueError):
-    """This machine cannot provide a sandbox; nothing is run without one."""
+    """Error where this machine cannot provide a sandbox; nothing is run without one."""
 
 
 class SandboxFailed(RuntimeError):
@@ -59,7 +59,7 @@ class Calls:
 
 
 @dataclass(frozen=True)
-class Job:
+class SandboxJob:
     """A program and its inputs. Expected results are not part of it, so the program cannot find them."""
 
     program: str
@@ -69,10 +69,9 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Result:
+class ProgramResult:
     ended: Literal["exit", "signal", "time", "output"]
-    """How the program ended: by itself, by a signal (a crash, or the CPU limit), or killed for its time or its
-    output."""
+    """End of the program: by itself, by a signal (a crash, or the CPU limit), or killed for its time or its output."""
     code: int
     """Exit code, or signal number."""
     stdout: bytes

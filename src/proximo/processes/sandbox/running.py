@@ -13,11 +13,11 @@ from threading import Thread
 from typing import TypeVar
 
 from proximo.processes.sandbox.capabilities import escapes
-from proximo.processes.sandbox.client import Server, has_bubblewrap
-from proximo.processes.sandbox.limits import Job, Limits, NoSandbox, Result, SandboxFailed
+from proximo.processes.sandbox.client import SandboxServer, has_bubblewrap
+from proximo.processes.sandbox.limits import Limits, NoSandbox, ProgramResult, SandboxFailed, SandboxJob
 
 Item = TypeVar("Item")
-Found = TypeVar("Found")
+Value = TypeVar("Value")
 
 _MACHINES = ("x86_64", "aarch64")
 MAX_WAIT = 3600
@@ -27,7 +27,7 @@ MAX_WAIT = 3600
 class Sandbox:
     """Runs untrusted programs. If this machine cannot isolate them, NoSandbox is raised and says what is missing.
 
-    Example: Sandbox(Limits(seconds=2)).run(Job("print(int(input()) + 1)", stdin="41")).stdout -> b"42\\n"
+    Example: Sandbox(Limits(seconds=2)).run(SandboxJob("print(int(input()) + 1)", stdin="41")).stdout -> b"42\\n"
     """
 
     def __init__(self, limits: Limits | None = None, workers: int | None = None) -> None:
@@ -37,53 +37,53 @@ class Sandbox:
         self.missing = way.missing
         """Mechanisms that this machine lacks, with the reason; the others suffice."""
         self._workers = workers or len(os.sched_getaffinity(0))
-        servers = [Server(limits, way.through_bubblewrap) for _ in range(self._workers)]
-        self._free: SimpleQueue[Server] = SimpleQueue()
+        servers = [SandboxServer(limits, way.through_bubblewrap) for _ in range(self._workers)]
+        self._free: SimpleQueue[SandboxServer] = SimpleQueue()
         for server in servers:
             self._free.put(server)
         self.close = weakref.finalize(self, _close, servers)
         """Ends all servers and what they run; also called when the sandbox is garbage-collected."""
 
-    def run(self, job: Job) -> Result:
+    def run(self, job: SandboxJob) -> ProgramResult:
         """Run a program, from any thread. SandboxFailed if it could not be run, which is not the program's fault."""
         return self.run_marked(job)[0]
 
-    def run_marked(self, job: Job) -> tuple[Result, str]:
+    def run_marked(self, job: SandboxJob) -> tuple[ProgramResult, str]:
         """Run a program; also returns the random mark that every result of a call must begin with."""
         nonce = secrets.token_hex(16)
         with self._server() as server:
             return server.run(job, nonce), nonce
 
-    def each(self, function: Callable[[Item], Found], items: Iterable[Item]) -> list[Found]:
+    def each(self, function: Callable[[Item], Value], items: Iterable[Item]) -> list[Value]:
         """Apply the function to every item, in order, with as many in parallel as there are servers."""
-        asked: SimpleQueue[tuple[int, Item]] = SimpleQueue()
+        queue: SimpleQueue[tuple[int, Item]] = SimpleQueue()
         for numbered in enumerate(items):
-            asked.put(numbered)
-        found: dict[int, Found] = {}
+            queue.put(numbered)
+        values: dict[int, Value] = {}
         failures: list[BaseException] = []
 
         def work() -> None:
             try:
                 while not failures:
-                    number, item = asked.get_nowait()
-                    found[number] = function(item)
+                    number, item = queue.get_nowait()
+                    values[number] = function(item)
             except Empty:
                 pass
             except BaseException as failure:  # any exception is passed to the caller
                 failures.append(failure)
 
         # Daemons: a program that takes its time must not keep an interrupted trainer alive.
-        threads = [Thread(target=work, name="sandbox", daemon=True) for _ in range(min(self._workers, asked.qsize()))]
+        threads = [Thread(target=work, name="sandbox", daemon=True) for _ in range(min(self._workers, queue.qsize()))]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
         if failures:
             raise failures[0]
-        return [found[number] for number in range(len(found))]
+        return [values[number] for number in range(len(values))]
 
     @contextmanager
-    def _server(self) -> Iterator[Server]:
+    def _server(self) -> Iterator[SandboxServer]:
         try:
             server = self._free.get(timeout=MAX_WAIT)
         except Empty:
@@ -97,7 +97,7 @@ class Sandbox:
 def missing_mechanisms() -> list[str]:
     """Mechanisms that this machine lacks, each with the reason; a sandbox may still be possible."""
     _refuse_machine()
-    server = Server(Limits())
+    server = SandboxServer(Limits())
     try:
         return _listed(server.start())
     except SandboxFailed as error:
@@ -133,7 +133,7 @@ def _way_in(limits: Limits) -> _Way:
 
 
 def _tried(limits: Limits, *, through_bubblewrap: bool) -> _Way:
-    server = Server(limits, through_bubblewrap)
+    server = SandboxServer(limits, through_bubblewrap)
     missing: Mapping[str, str] = {}
     try:
         missing = server.start()
@@ -167,6 +167,6 @@ def _refuse_machine() -> None:
         )
 
 
-def _close(servers: list[Server]) -> None:
+def _close(servers: list[SandboxServer]) -> None:
     for server in servers:
         server.close()

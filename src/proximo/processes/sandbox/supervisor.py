@@ -70,10 +70,10 @@ class _Program:
         number = os.waitstatus_to_exitcode(status)
         if ending == "exit" and number < 0:
             ending = "signal"
-        most = self._limits.output_kb * 1024
+        max_bytes = self._limits.output_kb * 1024
         return (
             {"nonce": self._nonce, "ended": ending, "code": abs(number), "seconds": time.monotonic() - started},
-            *(bytes(self._heard[file][:most]) for file in self._outputs),
+            *(bytes(self._heard[file][:max_bytes]) for file in self._outputs),
         )
 
     def _listen(self, connection: socket.socket) -> tuple[str, float]:
@@ -126,7 +126,7 @@ def _sealed(data: bytes) -> int:
 
 
 def _inhabit(header: dict[str, Any], cage: Cage, limits: Limits, question: int, pipes: list[int]) -> NoReturn:
-    """In the new process: apply the last restrictions, then run the program."""
+    """Apply the last restrictions in the new process, then run the program."""
     status = pipes[-1]
     try:
         _easy_victim(cage)

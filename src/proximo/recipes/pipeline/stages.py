@@ -22,7 +22,7 @@ from proximo.supervised.dpo import dpo
 from proximo.supervised.reward_model import train_reward_model
 from proximo.supervised.sft import sft
 from proximo.system.folders import write_file
-from proximo.system.lines import Lines, plain
+from proximo.system.lines import JsonLines, plain
 from proximo.system.opening import read_json
 
 
@@ -103,7 +103,7 @@ class _Done(Clock):
 def _reinforced(config: RunConfig, folder: Path, say: Say, accept_lost: bool) -> tuple[int, Curve]:
     """Train; returns the number of generated tokens and the curves of both rewards."""
     outcome = reinforced(config, folder, say, accept_lost)
-    rows = [row for row in Lines(folder / METRICS) if "sampled_tokens" in row]
+    rows = [row for row in JsonLines(folder / METRICS) if "sampled_tokens" in row]
     learned, true = (tuple(_known(row[name]) for row in rows) for name in ("reward", "outcome"))
     return outcome.generated_tokens, Curve(learned, true)
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from proximo.system.lines import Lines
+from proximo.system.lines import JsonLines
 from proximo.system.opening import make_folder, names
 
 
@@ -31,7 +31,7 @@ class Verdicts:
         self._complaint, self._was_told = "", False
         self._scores: dict[str, float] = {}
         self._lock = threading.Lock()
-        self._own: Lines | None = None
+        self._own: JsonLines | None = None
         self._unwritten: list[dict[str, Any]] = []
         for path in [folder / name for name in names(folder)] if folder is not None else ():
             if path.suffix == ".jsonl":
@@ -59,7 +59,7 @@ class Verdicts:
         """All that is not written yet; a run's folder is made when the run starts, and not before."""
         if self._own is None and folder.parent.is_dir():
             make_folder(folder)
-            self._own = Lines(folder / f"{os.getpid()}-{secrets.token_hex(4)}.jsonl")
+            self._own = JsonLines(folder / f"{os.getpid()}-{secrets.token_hex(4)}.jsonl")
         if self._own is not None:
             self._own.append(*self._unwritten)
             self._unwritten.clear()
@@ -72,6 +72,6 @@ class Verdicts:
         return complaint
 
     def _read(self, path: Path) -> None:
-        for row in Lines(path).readable():
+        for row in JsonLines(path).readable():
             if isinstance(row.get("key"), str) and isinstance(row.get("score"), int | float):
                 self._scores[row["key"]] = float(row["score"])

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from proximo.processes.failures import Failure, Found
+from proximo.processes.failures import Failure, Outcome
 from proximo.rewards.grading import Grading, grading
 from proximo.rewards.judges.asking import TooLate, Unreachable, request
 from proximo.rewards.judges.cache import Verdicts
@@ -173,7 +173,7 @@ class Judge:
         limits = Limits(self.at_once, self.seconds, self.retries, self.patience)
         return Session(self._server(), limits, self.scale, verdicts, active.usage)
 
-    def _reward(self, verdict: float | Failure) -> Found:
+    def _reward(self, verdict: float | Failure) -> Outcome:
         low, high = self.scale
         return verdict if isinstance(verdict, Failure) else (verdict - low) / (high - low)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from proximo.runs.files import METRICS
 from proximo.runs.tracking.processes import arm, end_of_run, yield_processor
 from proximo.runs.tracking.source import SYSTEM, Place, Source, new_rows
-from proximo.system.lines import Lines
+from proximo.system.lines import JsonLines
 from proximo.system.opening import make_folder
 
 EVERY = 15.0
@@ -42,7 +42,7 @@ def main(run: Path, pid: int) -> None:
         before = now
         with suppress(OSError):  # a full disk
             make_folder((run / SYSTEM).parent)
-            Lines(run / SYSTEM).append(row)
+            JsonLines(run / SYSTEM).append(row)
 
 
 def processor_times() -> tuple[int, int]:

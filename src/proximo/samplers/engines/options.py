@@ -5,7 +5,7 @@ from typing import Literal
 from urllib.parse import urlsplit
 
 from proximo.models.model_types import PreTrainedTokenizerBase
-from proximo.processes.child import Places
+from proximo.processes.child import NodePlaces
 from proximo.samplers.sampler import RunSamplers, SampledPolicy
 
 REFUSED = {
@@ -151,7 +151,7 @@ class Workers:
         if self.processes < 1:
             raise ValueError(f"workers.processes is {self.processes}: give at least 1, or leave workers out")
 
-    def open(self) -> Places:
+    def open(self) -> NodePlaces:
         """Join the cluster. ValueError where Ray is not installed, or no cluster answers."""
         from proximo.processes.cluster import Nodes, OnRay
 
