@@ -20,7 +20,7 @@ from proximo.rewards.grading import grading
 from proximo.rewards.notebook_function import fingerprint
 from proximo.rl import build
 from proximo.rl.config import RunConfig
-from proximo.rl.mixed_reward import judged
+from proximo.rl.mixed_reward import with_reward_models
 from proximo.rl.reward_config import RewardMix, WeightedRule
 from proximo.rl.rollouts import is_dropped
 from proximo.tasks import File
@@ -166,7 +166,7 @@ def test_dapo_with_several_functions_keeps_groups_whose_total_differs(tmp_path: 
     with grading():
         for weight, kept in ((0.5, False), (0.25, True)):
             mixed = with_rewards(config, [first, (second, weight)])
-            task = judged(mixed.task, mixed.rewards, tiny_tokenizer())
+            task = with_reward_models(mixed.task, mixed.rewards, tiny_tokenizer())
             grades = task.grade([problem] * 3, completions)
             assert [grade.outcome for grade in grades] == [1 - 2 * weight, 0.0, 1 - 2 * weight]
             group = Group(problem, (1,), tuple(map(Rollout, completions, grades)))

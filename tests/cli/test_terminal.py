@@ -9,7 +9,7 @@ from rich.console import Console
 
 from proximo.cli import arguments, main
 from proximo.cli.commands.train import LiveView
-from proximo.rl.progress import Lines
+from proximo.rl.progress import ProgressLines
 from proximo.runs.log import RunLog
 from proximo.runs.records import Collected, DataCursor, Evaluation
 from proximo.system.safe_text import quoted, visible
@@ -66,7 +66,7 @@ def test_errors_quote_inertly(case, capsys):
     with pytest.raises(SystemExit):
         arguments.refuse(f"the prompt is {HOSTILE[case]}")
     assert not STEERS.search(capsys.readouterr().err)
-    Lines().warned(0, HOSTILE[case])
+    ProgressLines().warned(0, HOSTILE[case])
     assert not STEERS.search(capsys.readouterr().err)
 
 
@@ -101,7 +101,7 @@ def test_progress_outlives_its_reader(monkeypatch):
             raise BrokenPipeError
 
     monkeypatch.setattr(sys, "stderr", Closed())
-    Lines().warned(0, "nobody hears this")
+    ProgressLines().warned(0, "nobody hears this")
     arguments.say("nor this")
 
 

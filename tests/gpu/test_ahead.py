@@ -8,7 +8,7 @@ import torch
 
 from proximo.algorithms import GRPO
 from proximo.rl.config import AheadOptions, EvaluationOptions, RunConfig, TrainingOptions
-from proximo.rl.progress import Lines
+from proximo.rl.progress import ProgressLines
 from proximo.rl.run import Run
 from proximo.rl.train import train
 from proximo.samplers.mismatched import Mismatched
@@ -33,6 +33,6 @@ def test_the_metrics_are_those_of_a_sampler_that_lags(tmp_path: Path, float32):
         evaluation=EvaluationOptions(problems=32, every=2),
         steps=6,
     )
-    train(Run(replace(settings, sampler=Mismatched(lag=1)), tmp_path / "lag", Lines()))
-    train(Run(replace(settings, ahead=AheadOptions(1)), tmp_path / "ahead", Lines()))
+    train(Run(replace(settings, sampler=Mismatched(lag=1)), tmp_path / "lag", ProgressLines()))
+    train(Run(replace(settings, ahead=AheadOptions(1)), tmp_path / "ahead", ProgressLines()))
     assert (tmp_path / "ahead/metrics.jsonl").read_bytes() == (tmp_path / "lag/metrics.jsonl").read_bytes()

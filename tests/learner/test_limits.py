@@ -26,7 +26,7 @@ from proximo.models.compiling import checkpoint_on_host, checkpoints
 from proximo.models.packing.attention import body, decoder_layers
 from proximo.rl.assemble import assemble
 from proximo.rl.config import EvaluationOptions, RunConfig, TrainingOptions
-from proximo.rl.progress import Lines
+from proximo.rl.progress import ProgressLines
 from proximo.rl.run import Run
 from proximo.rl.train import train
 from proximo.runs.evidence import skipped_updates
@@ -669,7 +669,7 @@ def run_of(folder: Path, **changes) -> Run:
         evaluation=EvaluationOptions(problems=2),
         steps=3,
     )
-    return Run(replace(small, **changes), folder, Lines())
+    return Run(replace(small, **changes), folder, ProgressLines())
 
 
 def rows_of_file(path: Path) -> list[dict]:

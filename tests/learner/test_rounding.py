@@ -17,7 +17,7 @@ from proximo.losses.diagnostics import MismatchStats
 from proximo.models import tiny_model, tiny_moe, with_precision
 from proximo.rl.assemble import assemble
 from proximo.rl.config import EvaluationOptions, RunConfig, TrainingOptions
-from proximo.rl.progress import Lines
+from proximo.rl.progress import ProgressLines
 from proximo.rl.rollouts import Synchronous
 from proximo.rl.run import Run
 from proximo.rl.train import train_step
@@ -64,7 +64,7 @@ def float32():
 
 
 def first_step(folder: Path, shift: float, **training: int) -> Run:
-    run = Run(replace(CONFIG, training=replace(CONFIG.training, **training)), folder, Lines())
+    run = Run(replace(CONFIG, training=replace(CONFIG.training, **training)), folder, ProgressLines())
     run.rollouts = Synchronous(replace(run.collector, sampler=Shifted(run.collector.sampler, shift)))
     run.log.start("")
     train_step(run, 0, DataCursor())
@@ -73,7 +73,7 @@ def first_step(folder: Path, shift: float, **training: int) -> Run:
 
 @pytest.mark.parametrize("minibatches", [1, 2], ids=["measured in the first update", "measured before it"])
 def test_a_sampler_that_is_not_the_policy_stops_the_first_step(tmp_path, float32, minibatches: int):
-    run = Run(replace(CONFIG, training=replace(CONFIG.training, minibatches=minibatches)), tmp_path, Lines())
+    run = Run(replace(CONFIG, training=replace(CONFIG.training, minibatches=minibatches)), tmp_path, ProgressLines())
     before = [parameter.detach().clone() for parameter in run.model.parameters()]
     run.rollouts = Synchronous(replace(run.collector, sampler=Shifted(run.collector.sampler, 0.5)))
     run.log.start("")
@@ -91,7 +91,7 @@ def test_a_gap_of_rounding_stops_nothing(tmp_path, float32, minibatches: int):
 
 
 def test_a_mismatch_that_was_asked_for_stops_nothing(tmp_path, float32):
-    run = Run(replace(CONFIG, sampler=Mismatched()), tmp_path, Lines())
+    run = Run(replace(CONFIG, sampler=Mismatched()), tmp_path, ProgressLines())
     run.rollouts = Synchronous(replace(run.collector, sampler=Shifted(run.collector.sampler, 0.5)))
     run.log.start("")
     train_step(run, 0, DataCursor())

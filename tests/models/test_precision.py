@@ -27,7 +27,7 @@ from proximo.models.values import OwnLayers, OwnModel, TrunkHead
 from proximo.recipes.selfcheck.selfcheck import packed_is_padded, sampler_is_learner, selfcheck
 from proximo.rl.assemble import to_batch
 from proximo.rl.config import EvaluationOptions, RunConfig, TrainingOptions, ValueOptions
-from proximo.rl.progress import Lines
+from proximo.rl.progress import ProgressLines
 from proximo.rl.run import Run
 from proximo.rl.train import train
 from proximo.samplers.sampler import SamplingOptions
@@ -127,7 +127,7 @@ def test_a_run_in_half_precision(value, tmp_path):
     algorithm = replace(PPO, extra=(PPO.extras[0], EntropyBonus(0.1)))
     config = run_config(tmp_path / "model", algorithm=algorithm, value=value)
     assert toml.loads(toml.dumps(config), RunConfig) == config
-    run = Run(config, tmp_path / "run", Lines())
+    run = Run(config, tmp_path / "run", ProgressLines())
     parameters = list(run.model.parameters())
     before = [(each.data_ptr(), each.detach().clone()) for each in parameters]
     outcome = train(run)
@@ -141,9 +141,9 @@ def test_a_run_in_half_precision(value, tmp_path):
 
 
 def test_frozen_copies_and_switches_follow_the_config(tmp_path, monkeypatch):
-    plain = Run(run_config(tmp_path / "model", compile=False, dtype="float32"), tmp_path / "run", Lines())
+    plain = Run(run_config(tmp_path / "model", compile=False, dtype="float32"), tmp_path / "run", ProgressLines())
     assert plain.model.dtype == torch.float32
-    run = Run(run_config(tmp_path / "model", algorithm=GRPO), tmp_path / "run", Lines())
+    run = Run(run_config(tmp_path / "model", algorithm=GRPO), tmp_path / "run", ProgressLines())
     reference = policy_of(run.learner).reference
     assert reference is not None
     monkeypatch.setattr(PreTrainedModel, "device", torch.device("cuda"))

@@ -19,7 +19,7 @@ from proximo.models import frozen_copy, score, tiny_model, tiny_moe, tiny_tokeni
 from proximo.models.routing import Routes, gate_weights, recording, replaying, routers
 from proximo.rl.assemble import assemble, to_batch
 from proximo.rl.config import EvaluationOptions, RunConfig, TrainingOptions
-from proximo.rl.progress import Lines
+from proximo.rl.progress import ProgressLines
 from proximo.rl.run import Run
 from proximo.rl.train import train
 from proximo.samplers.embedded import Embedded, EmbeddedSampler, local_sampler
@@ -370,7 +370,7 @@ def test_a_run_replays_and_keeps_the_routes(tmp_path, replay, sampler):
         tiny_tokenizer().save_pretrained(tmp_path / "model")
         settings = config(str(tmp_path / "model"), routing_replay=replay, sampler=sampler)
         assert toml.loads(toml.dumps(settings), RunConfig) == settings
-        train(Run(settings, tmp_path / "run", Lines()))
+        train(Run(settings, tmp_path / "run", ProgressLines()))
     finally:
         torch.set_default_dtype(torch.float64)
     metrics = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]

@@ -19,7 +19,7 @@ from proximo.models import load_model, load_tokenizer
 from proximo.models.adapters.lora import Lora
 from proximo.models.shipped import resolve
 from proximo.rl.config import EvaluationOptions, RunConfig, TrainingOptions
-from proximo.rl.progress import Lines
+from proximo.rl.progress import ProgressLines
 from proximo.rl.run import Run
 from proximo.rl.train import train
 from proximo.runs.options import CheckpointOptions
@@ -96,7 +96,7 @@ def engine() -> Iterator[Engine]:
 
 
 def trained(config: RunConfig, folder: Path) -> list[dict]:
-    train(Run(config, folder, Lines()))
+    train(Run(config, folder, ProgressLines()))
     return rows(folder / "metrics.jsonl")
 
 

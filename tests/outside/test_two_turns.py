@@ -11,7 +11,7 @@ from proximo.config import toml
 from proximo.environments.kinds import Ask, Interaction, Question
 from proximo.models import tiny_model, tiny_tokenizer
 from proximo.rl.config import EvaluationOptions, RunConfig, TrainingOptions
-from proximo.rl.progress import Lines
+from proximo.rl.progress import ProgressLines
 from proximo.rl.run import Run
 from proximo.rl.train import train
 from proximo.samplers.embedded import EmbeddedSampler
@@ -73,7 +73,7 @@ def test_a_run_trains_on_what_was_sampled_in_both_turns(tmp_path: Path):
     )
     torch.set_default_dtype(torch.float32)
     try:
-        train(Run(config, tmp_path, Lines()))
+        train(Run(config, tmp_path, ProgressLines()))
     finally:
         torch.set_default_dtype(torch.float64)
     rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]

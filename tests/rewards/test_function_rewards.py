@@ -10,7 +10,7 @@ import pytest
 from proximo.models import tiny_tokenizer
 from proximo.rewards import ExactMatch, FormatReward, GraderFailed, PythonFunction
 from proximo.rl.grading import graded
-from proximo.rl.mixed_reward import judged
+from proximo.rl.mixed_reward import with_reward_models
 from proximo.rl.preflight.calibration import calibrate
 from proximo.rl.reward_config import RewardMix, WeightedRule
 from proximo.tasks import File
@@ -47,7 +47,7 @@ RULES = (WeightedRule(PythonFunction(sums)), WeightedRule(PythonFunction(words),
 
 
 def test_functions_that_pass_are_left_out_of_the_sum(path: str, grading):
-    task = judged(File(path, reward=None), RewardMix(task=0.0, rules=RULES), tiny_tokenizer())
+    task = with_reward_models(File(path, reward=None), RewardMix(task=0.0, rules=RULES), tiny_tokenizer())
     grades = task.grade([SUM, WORD, NEITHER], [said("2"), said("four"), said("x")])
     assert grades[0] == Grade(1.0, {"sums": 1.0})
     assert grades[1] == Grade(2.0, {"words": 0.5 * 4})
@@ -58,16 +58,20 @@ def test_functions_that_pass_are_left_out_of_the_sum(path: str, grading):
 
 def test_the_tasks_own_function_may_pass_too(path: str, grading):
     mix = RewardMix(rules=RULES[1:])
-    task = judged(File(path, reward=PythonFunction(sums)), mix, tiny_tokenizer())
+    task = with_reward_models(File(path, reward=PythonFunction(sums)), mix, tiny_tokenizer())
     grades = task.grade([SUM, WORD], [said("2"), said("four")])
     # A verdict where it has one, else the reward, as of prompts without a verdict.
     assert grades == [Grade(1.0, {"task": 1.0}), Grade(2.0, {"words": 2.0})]
     # A verdict that is only watched: what it passes on is trained by the rules all the same.
-    watched = judged(File(path, reward=PythonFunction(sums)), RewardMix(task=0.0, rules=RULES[1:]), tiny_tokenizer())
+    watched = with_reward_models(
+        File(path, reward=PythonFunction(sums)), RewardMix(task=0.0, rules=RULES[1:]), tiny_tokenizer()
+    )
     [grade] = watched.grade([WORD], [said("four")])
     assert (grade, grade.verdict) == (Grade(2.0, {"words": 2.0}), 2.0)
     # A failure is not a pass: the completion is unscored.
-    failing = judged(File(path), RewardMix(rules=(WeightedRule(PythonFunction(broken)), *RULES)), tiny_tokenizer())
+    failing = with_reward_models(
+        File(path), RewardMix(rules=(WeightedRule(PythonFunction(broken)), *RULES)), tiny_tokenizer()
+    )
     [grade] = failing.grade([SUM], [said("2")])
     assert (grade.applies, math.isnan(grade.reward)) == (True, True)
     assert [failures.kind for failures in grading.failures.take()] == ["RuntimeError"]
@@ -84,7 +88,7 @@ def test_a_completion_that_is_nobodys_task_is_unscored_and_told(path: str, gradi
 
 
 def test_calibration_accepts_functions_for_different_tasks(path: str):
-    mix = judged(File(path, reward=None, held_out=0.0), RewardMix(task=0.0, rules=RULES), tiny_tokenizer())
+    mix = with_reward_models(File(path, reward=None, held_out=0.0), RewardMix(task=0.0, rules=RULES), tiny_tokenizer())
     assert calibrate(mix, seed=0) == []
     nobody = File(path, reward=PythonFunction(neither), held_out=0.0)
     assert calibrate(nobody, seed=0) == ["calibration: every reward function returned None for the first 8 problems"]
@@ -114,7 +118,7 @@ class Fragile:
 @pytest.mark.parametrize("as_rule", [True, False])
 def test_a_reward_class_that_raises_leaves_its_completions_unscored(path: str, grading, as_rule: bool):
     mix = RewardMix(task=0.0, rules=(WeightedRule(Fragile()),)) if as_rule else RewardMix()
-    task = judged(File(path, reward=None if as_rule else Fragile()), mix, tiny_tokenizer())
+    task = with_reward_models(File(path, reward=None if as_rule else Fragile()), mix, tiny_tokenizer())
     grades = task.grade([SUM] * 3, [said("four"), said(""), said("unscored")])
     assert grades[0].reward == 0.25
     assert [math.isnan(grade.reward) for grade in grades[1:]] == [True, True]
@@ -132,7 +136,7 @@ def test_a_reward_class_that_raises_leaves_its_completions_unscored(path: str, g
 
 def test_a_reward_that_cannot_be_loaded_still_ends_the_run(path: str, grading):
     missing = PythonFunction("no/such/file.py:f")
-    task = judged(File(path), RewardMix(rules=(WeightedRule(missing),)), tiny_tokenizer())
+    task = with_reward_models(File(path), RewardMix(rules=(WeightedRule(missing),)), tiny_tokenizer())
     with pytest.raises(GraderFailed, match="reward.path is 'no/such/file.py:f'"):
         task.grade([SUM], [said("2")])
 

@@ -19,7 +19,7 @@ from proximo.rewards.grading import Grading
 from proximo.rewards.judges import session, verdicts
 from proximo.rewards.judges.asking import Unreachable, request
 from proximo.rewards.judges.cache import Verdicts
-from proximo.rewards.judges.session import Limits, Server
+from proximo.rewards.judges.session import JudgeEndpoint, JudgeLimits
 from proximo.rewards.judges.verdicts import as_data, asked, read
 from proximo.rl.preflight.preflight import preflight
 from proximo.rl.reward_config import RewardMix, WeightedRule
@@ -180,7 +180,9 @@ def test_pieces_that_begin_like_objects_hide_no_verdict():
 
 def test_a_count_of_thousands_of_digits_is_no_count(server: JudgeServer, grading):
     """Their sum ended the run where it was written down."""
-    session_of = session.Session(Server(server.url, "m", "", 10, {}), Limits(1, 1, 1, 1), (0, 1), None, grading.usage)
+    session_of = session.JudgeSession(
+        JudgeEndpoint(server.url, "m", "", 10, {}), JudgeLimits(1, 1, 1, 1), (0, 1), None, grading.usage
+    )
     for number in (int("9" * 4300), -1, True, 1 << 40):
         assert session_of._count({"usage": {"prompt_tokens": number, "completion_tokens": 3}}, 0.5) == {
             "seconds": 0.5,

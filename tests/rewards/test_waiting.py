@@ -52,7 +52,7 @@ def test_memory_limits_the_processes_too(grading):
     """A worker uses some 15 MB, so there is no room for two of them."""
     reward = PythonFunction(f"{FILE}:idle", memory_mb=64)
     first = begun(reward, ["0"])[0][0]
-    grading.crew(reward._job)._workers[0].memory = 33 * 2**20
+    grading.workers(reward._job)._workers[0].memory = 33 * 2**20
     assert begun(reward, "12") == [[first, first]] * 2
 
 

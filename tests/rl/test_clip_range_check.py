@@ -9,7 +9,7 @@ from proximo.algorithms import DAPO, GRPO, GSPO, GSPO_PRODUCT, GSPO_TOKEN, SAPO
 from proximo.rewards.grading import Grading
 from proximo.rl.config import RunConfig
 from proximo.rl.monitor import BAND_STEPS, ClipRangeCheck, Monitor
-from proximo.rl.progress import Lines
+from proximo.rl.progress import ProgressLines
 from proximo.runs.health.watch import Watch
 from proximo.runs.log import RunLog
 
@@ -58,7 +58,7 @@ def test_a_run_that_blocks_later_was_not_too_narrow_from_the_start():
 
 
 def test_a_run_prints_the_remark_and_stores_it(tmp_path, capsys):
-    monitor = Monitor(RunConfig(algorithm=GSPO), RunLog(tmp_path), Lines(), Grading())
+    monitor = Monitor(RunConfig(algorithm=GSPO), RunLog(tmp_path), ProgressLines(), Grading())
     monitor.watch = Watch([])
     for step in range(1, 9):
         monitor.metrics(step, SHORT)

@@ -17,7 +17,7 @@ from proximo.models.shipped import resolve
 from proximo.recipes.presets import ARITHMETIC
 from proximo.rl.config import EvaluationOptions, RunConfig, TrainingOptions
 from proximo.rl.evaluate import since_best
-from proximo.rl.progress import Lines
+from proximo.rl.progress import ProgressLines
 from proximo.rl.result import RunResult
 from proximo.rl.run import Run
 from proximo.rl.train import train
@@ -49,7 +49,7 @@ def config(**changes) -> RunConfig:
 
 def trained(settings: RunConfig, folder: Path, held_out=PEAK, watch: Watch | None = None) -> RunResult:
     """A run whose held-out problems go as they are told."""
-    run = Run(settings, folder, Lines())
+    run = Run(settings, folder, ProgressLines())
     run.monitor.watch = watch or run.monitor.watch
     evaluate = run.evaluate
 
@@ -178,7 +178,7 @@ def test_updates_that_cannot_be_applied_end_such_a_run_with_its_best_checkpoint(
     broken = replace(config().training, max_skipped=1, skip_spikes=2.0)
 
     def run_of(settings: RunConfig, folder: Path) -> Run:
-        run = Run(settings, folder, Lines())
+        run = Run(settings, folder, ProgressLines())
         parameter = next(iter(run.model.parameters()))
         parameter.register_hook(lambda gradient: gradient * float("nan") if run.learner.version >= 3 else gradient)
         return run
@@ -196,7 +196,7 @@ def test_stop_on_needs_evaluations_and_the_best_checkpoint(tmp_path: Path):
         config(stop_on="collapse", checkpoints=replace(config().checkpoints, keep_best=False)),
     ):
         with pytest.raises(ValueError, match="stop_on is .collapse., which ends a run with its best checkpoint"):
-            Run(settings, tmp_path, Lines())
+            Run(settings, tmp_path, ProgressLines())
 
 
 @pytest.mark.slow("trains runs that collapse")
@@ -211,7 +211,7 @@ def test_a_learning_rate_that_is_much_too_high_is_stopped_at_the_best_checkpoint
         stop_on="collapse",
         device="cpu",
     )
-    result = train(Run(settings, tmp_path / "run", Lines()))
+    result = train(Run(settings, tmp_path / "run", ProgressLines()))
     held = {row["step"]: row["held_out/outcome"] for row in rows(tmp_path / "run") if "held_out/outcome" in row}
     assert result.ended
     assert step_of(result.checkpoint) == max(held, key=lambda step: held[step])
@@ -241,7 +241,7 @@ def test_a_run_that_rejects_everything_says_so_and_stays_where_it_is(tmp_path: P
         steps=6,
         device="cpu",
     )
-    run = Run(settings, tmp_path / "run", Lines())
+    run = Run(settings, tmp_path / "run", ProgressLines())
     before = [each.detach().clone() for each in run.model.parameters()]
     train(run)
     steps = [row for row in rows(tmp_path / "run") if "outcome" in row]

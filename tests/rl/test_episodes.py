@@ -14,7 +14,7 @@ import torch
 from proximo.algorithms import DAPO, GRPO, GSPO, PPO, SAPO, Algorithm
 from proximo.config import toml
 from proximo.environments.kinds import MultiTurn
-from proximo.environments.rollout import Game
+from proximo.environments.rollout import EpisodeBatch
 from proximo.insight.lens.lens import policy_loss
 from proximo.insight.lens.steps import read_step
 from proximo.learner.named_tensors import read_tensors
@@ -251,7 +251,7 @@ def test_equal_rewards_earned_in_another_order_stay_equal():
 @pytest.mark.parametrize("turn", [4, 5])
 def test_a_run_that_dies_in_the_middle_of_an_episode_resumes_to_the_same_bytes(name, turn, runs, tmp_path, monkeypatch):
     """Three turns a step: the fourth and the fifth are those of the second step."""
-    answer, calls = Game._answer, []
+    answer, calls = EpisodeBatch._answer, []
 
     def dies(self, live) -> None:
         calls.append(len(live))
@@ -259,7 +259,7 @@ def test_a_run_that_dies_in_the_middle_of_an_episode_resumes_to_the_same_bytes(n
             raise InterruptedError("killed")
         answer(self, live)
 
-    monkeypatch.setattr(Game, "_answer", dies)
+    monkeypatch.setattr(EpisodeBatch, "_answer", dies)
     with pytest.raises(InterruptedError):
         train(Run(config(FIVE[name]), tmp_path, Quiet()))
     assert not (tmp_path / "result.json").exists()

@@ -18,8 +18,8 @@ from proximo.rl.clock import Clock
 from proximo.rl.config import EvaluationOptions, RunConfig, TrainingOptions
 from proximo.rl.evaluate import evaluate
 from proximo.rl.grading import graded
-from proximo.rl.mixed_reward import Judged, judged
-from proximo.rl.progress import Lines
+from proximo.rl.mixed_reward import MixedReward, with_reward_models
+from proximo.rl.progress import ProgressLines
 from proximo.rl.reward_config import RewardMix, WeightedRule
 from proximo.rl.rollouts import Collector
 from proximo.rl.run import Run
@@ -333,9 +333,9 @@ def test_who_may_be_graded_while_sampling_goes_on(tmp_path):
     for reward in (ExactMatch(), FormatReward("a"), MathVerify(), PythonFunction("a.b:c")):
         assert File("a.jsonl", reward=reward).while_sampling
         mix = RewardMix(rules=(WeightedRule(FormatReward("b")), WeightedRule(reward)))
-        assert judged(Echo(), mix, TOKENIZER).while_sampling
+        assert with_reward_models(Echo(), mix, TOKENIZER).while_sampling
     mix = RewardMix(rules=(WeightedRule(FormatReward("b")),))
-    assert not judged(Script(while_sampling=False), mix, TOKENIZER).while_sampling
+    assert not with_reward_models(Script(while_sampling=False), mix, TOKENIZER).while_sampling
 
 
 def test_a_mixed_reward_that_may_not_is_asked_once():
@@ -347,7 +347,7 @@ def test_a_mixed_reward_that_may_not_is_asked_once():
 
     def outcomes(while_sampling: bool) -> list[float]:
         script = Script(order=lambda count: [1, 0])
-        task = Judged(script, 0.0, {"model": (2.0, model)}, while_sampling)
+        task = MixedReward(script, 0.0, {"model": (2.0, model)}, while_sampling)
         problems = [script.problem(index, "train", 0) for index in range(2)]
         requests = [Request(key, (5,), 2) for key in range(2)]
         found = graded(task, problems, script.stream(requests, SamplingOptions(), seed=0, step=0))
@@ -380,7 +380,7 @@ def test_a_step_says_how_long_it_waited_for_grades(tmp_path):
     )
     torch.set_default_dtype(torch.float32)
     try:
-        train(Run(config, tmp_path, Lines()))
+        train(Run(config, tmp_path, ProgressLines()))
     finally:
         torch.set_default_dtype(torch.float64)
     [row] = [json.loads(line) for line in (tmp_path / "timings.jsonl").read_text().splitlines()]

@@ -36,7 +36,7 @@ from proximo.models.tiny import PAD, SYMBOLS, UNKNOWN
 from proximo.rewards import ExactMatch, PythonFunction
 from proximo.rl.config import EvaluationOptions
 from proximo.rl.evaluate import evaluate
-from proximo.rl.mixed_reward import Judged, ScoringModel, judged, same_tokens
+from proximo.rl.mixed_reward import MixedReward, ScoringModel, same_tokens, with_reward_models
 from proximo.rl.progress import gain, measure, share
 from proximo.rl.reward_config import RewardMix, RewardModel, WeightedRule, check_rewards
 from proximo.runs.records import Evaluation
@@ -222,7 +222,7 @@ A, B = Echo().problem(0, "train", 0), Echo().problem(1, "train", 0)
 
 def test_the_parts_are_weighted_and_add_up(folder):
     mix = RewardMix(task=2.0, models=(RewardModel(str(folder), weight=0.5),), rules=(LENGTH,))
-    task = judged(Echo(), mix, tiny_tokenizer())
+    task = with_reward_models(Echo(), mix, tiny_tokenizer())
     assert isinstance(task, Task)
     assert not task.while_sampling  # the model shares the sampler's device, and reads many rows best
     right, wrong, cut = completion(A.answer), completion("no"), completion("7", "length")
@@ -243,11 +243,11 @@ def test_the_parts_are_weighted_and_add_up(folder):
 
 def test_the_default_mix_is_the_task_itself():
     task = Echo()
-    assert judged(task, RewardMix(), tiny_tokenizer()) is task
+    assert with_reward_models(task, RewardMix(), tiny_tokenizer()) is task
 
 
 def test_a_verdict_of_weight_0_is_watched_and_not_rewarded(folder):
-    task = judged(Echo(), RewardMix(task=0.0, models=(RewardModel(str(folder)),)), tiny_tokenizer())
+    task = with_reward_models(Echo(), RewardMix(task=0.0, models=(RewardModel(str(folder)),)), tiny_tokenizer())
     right, wrong = task.grade([A, A], [completion(A.answer), completion("no")])
     assert (right.outcome, wrong.outcome) == (1.0, 0.0)
     assert right.parts.keys() == {"reward_model"}
@@ -266,7 +266,7 @@ def test_prompts_alone_have_the_reward_as_their_outcome(folder, tmp_path):
     assert file.reference(problem) is None
     assert math.isnan(file.grade([problem], [completion("a")])[0].outcome)
     mix = RewardMix(task=0.0, models=(RewardModel(str(folder)),), rules=(LENGTH,))
-    (grade,) = judged(file, mix, tiny_tokenizer()).grade([problem], [completion("a")])
+    (grade,) = with_reward_models(file, mix, tiny_tokenizer()).grade([problem], [completion("a")])
     assert grade.outcome == grade.reward == grade.verdict == sum(grade.parts.values())
     assert grade.parts["longer_is_better"] == pytest.approx(-0.1)
 
@@ -275,7 +275,7 @@ def test_a_score_that_is_no_number_is_unscored():
     def broken(_, completions):
         return lambda: [math.inf, math.nan, 2.0][: len(completions)]
 
-    grades = Judged(Echo(), 1.0, {"broken": (0.5, broken)}).grade([A] * 3, [completion("a")] * 3)
+    grades = MixedReward(Echo(), 1.0, {"broken": (0.5, broken)}).grade([A] * 3, [completion("a")] * 3)
     assert [math.isnan(grade.reward) for grade in grades] == [True, True, False]
     assert math.isnan(grades[0].verdict)
     assert grades[2].reward == 1.0
@@ -298,7 +298,8 @@ def test_mixes_that_mean_nothing_are_refused(tmp_path):
         (lambda: RewardModel("x", weight=0.0), "weight is 0.0"),
         (lambda: RewardModel("x", token_budget=0), "token_budget is 0"),
         (lambda: WeightedRule(ExactMatch(), weight=math.inf), "weight is inf"),
-        (lambda: judged(prompts_only(tmp_path), RewardMix(0.0, rules=(WeightedRule(ExactMatch()),)), tiny_tokenizer()),
+        (lambda: with_reward_models(
+            prompts_only(tmp_path), RewardMix(0.0, rules=(WeightedRule(ExactMatch()),)), tiny_tokenizer()),
          "ExactMatch, which needs an answer"),
     ):  # fmt: skip
         with pytest.raises(ValueError, match=complaint):
@@ -540,7 +541,7 @@ def test_scores_are_counted_from_a_mean_in_deviations(folder):
 def test_a_policy_is_no_reward_model(tmp_path):
     policy = save_policy(tmp_path)
     with pytest.raises(ValueError, match="no score head"):
-        judged(Echo(), RewardMix(models=(RewardModel(str(policy)),)), tiny_tokenizer())
+        with_reward_models(Echo(), RewardMix(models=(RewardModel(str(policy)),)), tiny_tokenizer())
 
 
 # Evaluation
@@ -549,7 +550,7 @@ def test_a_policy_is_no_reward_model(tmp_path):
 def test_evaluation_reports_outcome_reward_and_parts(folder):
     mix = RewardMix(task=0.0, rules=(LENGTH, replace(LENGTH, weight=1.0)))
     model, tokenizer = tiny_model(hidden=32, layers=1, intermediate=48), tiny_tokenizer()
-    task = judged(Echo(), mix, tokenizer)
+    task = with_reward_models(Echo(), mix, tokenizer)
     options = (SamplingOptions(max_tokens=4), EvaluationOptions(problems=8), 0)
     result, answered = evaluate(task, local_sampler(model, tokenizer), tokenizer, *options)
     length = sum(len(answer.completion.text) for answer in answered) / 8

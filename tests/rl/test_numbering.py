@@ -19,7 +19,7 @@ from proximo.insight.page.overview import summary
 from proximo.insight.report.facts import gather
 from proximo.insight.report.summary import first_and_last
 from proximo.rl.config import EvaluationOptions, RunConfig, TrainingOptions
-from proximo.rl.progress import Lines
+from proximo.rl.progress import ProgressLines
 from proximo.rl.run import Run
 from proximo.rl.train import train
 from proximo.runs.checkpoints import CHECKPOINTS, saved
@@ -57,8 +57,8 @@ def trained(tmp_path_factory) -> tuple[Path, str, list[int]]:
             return real(self, *given, step=step, **more)
 
         patch.setattr(EmbeddedSampler, "stream", stream)
-        patch.setattr(Lines, "_say", lambda self, line: said.append(line))
-        train(Run(config, folder / "run", Lines()))
+        patch.setattr(ProgressLines, "_say", lambda self, line: said.append(line))
+        train(Run(config, folder / "run", ProgressLines()))
         torch.set_default_dtype(torch.float64)
     return folder / "run", "\n".join(said), drawn
 

@@ -22,7 +22,7 @@ from proximo.insight.page.overview import about, summary
 from proximo.losses.pieces.gates import Clip
 from proximo.recipes.presets import PIPELINE_DEMO
 from proximo.rl.config import EvaluationOptions, RunConfig, TrainingOptions, load_run, loads_run
-from proximo.rl.progress import Lines
+from proximo.rl.progress import ProgressLines
 from proximo.rl.reward_config import RewardMix
 from proximo.rl.run import Run
 from proximo.rl.train import train
@@ -118,9 +118,9 @@ def test_nothing_of_an_old_config_counts_as_changed():
 def test_an_old_folder_opens_and_is_resumed(tmp_path: Path, capsys):
     torch.set_default_dtype(torch.float32)
     try:
-        train(Run(CONFIG, tmp_path / "whole", Lines()))
+        train(Run(CONFIG, tmp_path / "whole", ProgressLines()))
         folder = tmp_path / "old"
-        train(Run(replace(CONFIG, steps=1), folder, Lines()))
+        train(Run(replace(CONFIG, steps=1), folder, ProgressLines()))
         (folder / "config.toml").write_text("# Proximo 0.1.0\n" + as_before(CONFIG))
         record = json.loads((folder / "run.json").read_text())
         for name in ("config", SEALED, HASH):  # which the version before did not write
@@ -138,7 +138,7 @@ def test_an_old_folder_opens_and_is_resumed(tmp_path: Path, capsys):
             assert main(command) == 0
         assert main(["doctor", str(folder)]) == 0
         assert own_evaluation(str(folder / "checkpoints" / "step-000001"))[0].problems == 2
-        train(Run(CONFIG, folder, Lines()))
+        train(Run(CONFIG, folder, ProgressLines()))
     finally:
         torch.set_default_dtype(torch.float64)
     assert loads_run((folder / "config.toml").read_text()) == CONFIG

@@ -13,7 +13,7 @@ from proximo.config import toml
 from proximo.environments.kinds import Ask
 from proximo.rewards import GraderFailed
 from proximo.rl.config import RunConfig
-from proximo.rl.plugin_errors import OutsideFailed, naming_failures
+from proximo.rl.plugin_errors import OutsideFailed, name_user_code
 from tests.outside import pieces
 
 # What is named
@@ -38,7 +38,7 @@ class Rude:
 def failure(error: Exception | None, config: RunConfig | None = None) -> BaseException:
     rude = Rude(error)
     config = config or replace(RunConfig(), environment=rude)
-    with pytest.raises(Exception) as raised, naming_failures(config):  # noqa: PT011
+    with pytest.raises(Exception) as raised, name_user_code(config):  # noqa: PT011
         rude.play([], None)
     return raised.value
 
@@ -67,7 +67,7 @@ def test_a_piece_deep_in_the_config_is_named():
     gate = Broken()
     config = replace(RunConfig(), algorithm=replace(proximo.GRPO, gate=gate))
     told = r"^algorithm.gate Broken raised RuntimeError: The size of tensor .*\)"
-    with pytest.raises(OutsideFailed, match=told), naming_failures(config):
+    with pytest.raises(OutsideFailed, match=told), name_user_code(config):
         gate(torch.zeros(2), torch.zeros(2))
 
 

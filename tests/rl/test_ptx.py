@@ -13,7 +13,7 @@ from proximo.models import tiny_model, tiny_tokenizer
 from proximo.recipes.presets import ARITHMETIC
 from proximo.rl.build import MixedIn
 from proximo.rl.config import RunConfig
-from proximo.rl.progress import Lines as Shown
+from proximo.rl.progress import ProgressLines
 from proximo.rl.run import Run
 from proximo.rl.train import train
 from proximo.system.lines import JsonLines
@@ -79,7 +79,7 @@ def dead_run(folder: Path, ptx: Ptx | None) -> RunConfig:
 
 def test_a_run_learns_the_examples_even_where_every_group_is_dead(tmp_path):
     config = dead_run(tmp_path, Ptx(str(written(tmp_path, more=1)), examples=5))
-    train(Run(config, tmp_path / "run", Shown()))
+    train(Run(config, tmp_path / "run", ProgressLines()))
     rows = [row for row in JsonLines(tmp_path / "run/metrics.jsonl") if "ptx_loss" in row]
     assert [row["dead_groups"] for row in rows] == [1.0] * 3
     assert rows[-1]["ptx_loss"] < 0.8 * rows[0]["ptx_loss"]

@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 from proximo.algorithms import GRPO
 from proximo.models import frozen_copy
 from proximo.rl.config import EvaluationOptions, RunConfig, TrainingOptions
-from proximo.rl.progress import Lines
+from proximo.rl.progress import ProgressLines
 from proximo.rl.run import Run
 from proximo.rl.train import train_step
 from proximo.runs.records import DataCursor
@@ -72,7 +72,7 @@ def float32():
 
 def after_two_steps(config: RunConfig, folder: Path) -> tuple[Run, list[float], list[tuple[int, ...]]]:
     """The run, the gap between sampler and learner at each step, and the tokens of an evaluation after them."""
-    run = Run(config, folder, Lines())
+    run = Run(config, folder, ProgressLines())
     run.log.start("")
     cursor = DataCursor()
     for index in range(2):
@@ -122,8 +122,8 @@ class BuildsHalf(BuildsNothing):
 
 def test_a_factory_that_builds_no_samplers_is_named(tmp_path: Path, float32):
     with pytest.raises(ValueError, match=r"^sampler BuildsNothing.build returned None: it must return .*RunSamplers$"):
-        Run(replace(CONFIG, sampler=BuildsNothing()), tmp_path, Lines())
+        Run(replace(CONFIG, sampler=BuildsNothing()), tmp_path, ProgressLines())
     with pytest.raises(
         ValueError, match=r"^RunSamplers.training is of Half, which has no refresh and no stream: it mu"
     ):
-        Run(replace(CONFIG, sampler=BuildsHalf()), tmp_path, Lines())
+        Run(replace(CONFIG, sampler=BuildsHalf()), tmp_path, ProgressLines())

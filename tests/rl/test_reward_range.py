@@ -18,7 +18,7 @@ from proximo.rl.assemble import assemble
 from proximo.rl.config import RunConfig, TrainingOptions
 from proximo.rl.preflight.calibration import calibrate
 from proximo.rl.preflight.estimate import batch_arithmetic
-from proximo.rl.progress import Lines
+from proximo.rl.progress import ProgressLines
 from proximo.rl.reward_config import RewardMix, RewardModel, WeightedRule
 from proximo.rl.run import Run
 from proximo.rl.train import train_step
@@ -121,7 +121,7 @@ def test_a_run_measures_by_its_own_scale(tmp_path, keep):
     )
     torch.set_default_dtype(torch.float32)
     try:
-        started = Run(run, tmp_path, Lines())
+        started = Run(run, tmp_path, ProgressLines())
         started.log.start("")
         train_step(started, 0, DataCursor())
     finally:

@@ -17,7 +17,7 @@ from proximo.losses.pieces.advantages import GroupNormalized
 from proximo.losses.records import Feedback
 from proximo.rl.assemble import credited
 from proximo.rl.config import EvaluationOptions, RunConfig, TrainingOptions
-from proximo.rl.progress import Lines
+from proximo.rl.progress import ProgressLines
 from proximo.rl.rollouts import Collector, Rollouts, is_dropped
 from proximo.rl.run import Run
 from proximo.rl.train import train
@@ -107,7 +107,7 @@ def config(algorithm: Algorithm = GRPO, **changes) -> RunConfig:
 
 
 def trained(settings: RunConfig, folder: Path, kind: type[OneByOne]) -> tuple[Run, OneByOne]:
-    run = Run(settings, folder, Lines())
+    run = Run(settings, folder, ProgressLines())
     run.rollouts = rollouts = kind(run.collector)
     train(run)
     return run, rollouts

@@ -25,7 +25,7 @@ from proximo.recipes.presets import ARITHMETIC
 from proximo.rl.assemble import assemble
 from proximo.rl.config import EvaluationOptions, RunConfig, TrainingOptions, ValueOptions
 from proximo.rl.preflight.estimate import held_models
-from proximo.rl.progress import Lines
+from proximo.rl.progress import ProgressLines
 from proximo.rl.reward_config import RewardMix, RewardModel
 from proximo.rl.run import Run
 from proximo.rl.train import train
@@ -101,7 +101,7 @@ def test_models_in_memory_are_those_that_are_announced(algorithm, value, roles, 
     assert [held.role for held in held_models(settings)] == roles
     gc.collect()
     before = {id(each) for each in gc.get_objects() if issubclass(type(each), PreTrainedModel)}
-    run = Run(settings, tmp_path, Lines())
+    run = Run(settings, tmp_path, ProgressLines())
     models = [each for each in gc.get_objects() if issubclass(type(each), PreTrainedModel) and id(each) not in before]
     whole = [each for each in models if hasattr(each, "lm_head")]  # a body is a part of its model
     # Copied layers are no model of their own.
@@ -139,7 +139,7 @@ def test_a_reward_model_is_counted_and_printed(policy, judge, capsys):
 def test_ppo_gets_its_own_layer_and_a_rate_that_it_learns_with(value, policy, tmp_path):
     """A head on the policy's states stays worse than the siblings' mean on the demo; an own layer at 1e-3 does not."""
     settings = config(policy, value=value)
-    run = Run(settings, tmp_path, Lines())
+    run = Run(settings, tmp_path, ProgressLines())
     assert run.learner.critic is not None
     assert isinstance(run.learner.critic.model, HeadOnOwnLayers)
     assert len(run.learner.critic.model.layers) == 1
@@ -157,7 +157,7 @@ def test_a_value_model_learns_faster_than_the_policy_unless_told_otherwise(form,
 def test_a_run_pretrains_its_values_then_everything(policy, judge, tmp_path):
     mix = RewardMix(task=0.0, models=(RewardModel(judge, device="cpu"),))  # a random model earns no verdict
     settings = config(policy, value=ValueOptions(OwnLayers(1), pretrain_steps=1), rewards=mix, steps=2)
-    run = Run(settings, tmp_path, Lines())
+    run = Run(settings, tmp_path, ProgressLines())
     start = [parameter.detach().clone() for parameter in run.model.parameters()]
     train(run)
     first, second = (row for row in rows(tmp_path, "metrics.jsonl") if "value" in row)
@@ -178,7 +178,7 @@ def test_a_run_pretrains_its_values_then_everything(policy, judge, tmp_path):
 def test_a_run_on_a_reward_model_shows_learned_and_true_reward(policy, judge, tmp_path):
     mix = RewardMix(task=0.0, models=(RewardModel(judge, weight=2.0, device="cpu"),))
     settings = config(policy, GRPO, rewards=mix, steps=1)
-    outcome = train(Run(settings, tmp_path, Lines()))
+    outcome = train(Run(settings, tmp_path, ProgressLines()))
     before, step, after = rows(tmp_path, "metrics.jsonl")
     assert before["held_out/outcome"] == 0.0  # a random model adds nothing up
     assert before["held_out/parts/reward_model"] == before["held_out/reward"] != 0.0
@@ -193,7 +193,7 @@ def test_a_run_on_a_reward_model_shows_learned_and_true_reward(policy, judge, tm
 def test_the_adaptive_coefficient_is_logged_as_it_moves(policy, tmp_path):
     # The policy starts at the reference, so its KL is about 0 and the coefficient falls by a fifth of n/horizon.
     shape = KlReward(0.1, controller=AdaptiveKl(target=1.0, horizon=4))
-    train(Run(config(policy, replace(PPO, shape=shape)), tmp_path, Lines()))
+    train(Run(config(policy, replace(PPO, shape=shape)), tmp_path, ProgressLines()))
     first, second = (row for row in rows(tmp_path, "metrics.jsonl") if "kl_coefficient" in row)
     assert first["kl_coefficient"] == 0.1
     assert second["kl_coefficient"] == pytest.approx(0.1 * 0.8)
@@ -203,7 +203,7 @@ def test_the_adaptive_coefficient_is_logged_as_it_moves(policy, tmp_path):
 def test_a_value_model_from_a_folder(policy, judge, tmp_path):
     for path in (policy, judge):
         settings = config(policy, value=ValueOptions(OwnModel(path)), steps=1)
-        run = Run(settings, tmp_path / Path(path).name, Lines())
+        run = Run(settings, tmp_path / Path(path).name, ProgressLines())
         assert run.learner.critic is not None
         head = run.learner.critic.model.head.weight  # pyright: ignore[reportAttributeAccessIssue]
         assert bool(head.any()) == (path == judge)  # a reward model brings its own head
@@ -217,7 +217,7 @@ def test_a_value_model_of_another_vocabulary_is_refused_before_it_is_loaded(poli
     folder = tmp_path / "other"
     other.save_pretrained(folder)
     with pytest.raises(ValueError, match=r"value.form.path is .*: its vocabulary is not the policy's"):
-        Run(config(policy, value=ValueOptions(OwnModel(str(folder)))), tmp_path / "run", Lines())
+        Run(config(policy, value=ValueOptions(OwnModel(str(folder)))), tmp_path / "run", ProgressLines())
 
 
 def test_a_teacher_is_scored_frozen_and_counted(policy, tmp_path):
@@ -225,7 +225,7 @@ def test_a_teacher_is_scored_frozen_and_counted(policy, tmp_path):
     tiny_model(hidden=16, layers=1, heads=2, kv_heads=1, intermediate=32, seed=5).save_pretrained(teacher)
     tiny_tokenizer().save_pretrained(teacher)
     settings = config(policy, DISTILL, teacher=str(teacher))
-    run = Run(settings, tmp_path / "run", Lines())
+    run = Run(settings, tmp_path / "run", ProgressLines())
     assert run.teacher is not None
     before = {name: each.clone() for name, each in run.teacher.named_parameters()}
     assert not any(each.requires_grad for each in run.teacher.parameters())
@@ -251,7 +251,7 @@ def test_a_teacher_is_scored_frozen_and_counted(policy, tmp_path):
 def test_a_teacher_that_does_not_fit_is_refused_before_it_is_loaded(policy, tmp_path):
     def refused(words: str, algorithm: Algorithm = DISTILL, **changes) -> None:
         with pytest.raises(ValueError, match=words):
-            Run(replace(config(policy, algorithm), **changes), tmp_path / "run", Lines())
+            Run(replace(config(policy, algorithm), **changes), tmp_path / "run", ProgressLines())
 
     refused(r"teacher is None, but algorithm.advantage TeacherKl reads one")
     refused(r"teacher is .*, but algorithm.advantage GroupNormalized reads none", GRPO, teacher=policy)
@@ -390,7 +390,7 @@ def test_the_controller_waits_for_the_policy_and_is_bounded(policy, judge, tmp_p
     mix = RewardMix(task=0.0, models=(RewardModel(judge, device="cpu"),))
     value = ValueOptions(TrunkHead(), pretrain_steps=2)
     settings = config(policy, replace(PPO, shape=shape), value=value, rewards=mix, steps=4)
-    train(Run(settings, tmp_path, Lines()))
+    train(Run(settings, tmp_path, ProgressLines()))
     found = [row["kl_coefficient"] for row in rows(tmp_path, "metrics.jsonl") if "kl_coefficient" in row]
     assert found == pytest.approx([0.1, 0.1, 0.1, 0.08])
 
@@ -398,7 +398,7 @@ def test_the_controller_waits_for_the_policy_and_is_bounded(policy, judge, tmp_p
 def test_values_are_pretrained_on_what_was_earned_and_a_weak_one_is_reported(policy, judge, tmp_path):
     mix = RewardMix(task=0.0, models=(RewardModel(judge, device="cpu"),))
     settings = config(policy, value=ValueOptions(TrunkHead(), pretrain_steps=1), rewards=mix, steps=3)
-    run = Run(settings, tmp_path, Lines())
+    run = Run(settings, tmp_path, ProgressLines())
     run.monitor.watch = Watch([WeakValueModel(window=1)])
     seen = []
     updates = run.learner.value_updates
@@ -414,7 +414,7 @@ def test_values_are_pretrained_on_what_was_earned_and_a_weak_one_is_reported(pol
 def test_a_value_gradient_that_is_not_finite_is_reported(policy, judge, tmp_path):
     mix = RewardMix(task=0.0, models=(RewardModel(judge, weight=1e30, device="cpu"),))
     settings = config(policy, replace(PPO, shape=None), value=ValueOptions(OwnModel()), rewards=mix, steps=1)
-    train(Run(settings, tmp_path, Lines()))
+    train(Run(settings, tmp_path, ProgressLines()))
     assert "skipped_update" in [row["kind"] for row in rows(tmp_path, "events.jsonl")]
 
 

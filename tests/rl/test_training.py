@@ -28,7 +28,7 @@ from proximo.rl.assemble import assemble, to_batch
 from proximo.rl.config import EvaluationOptions, RunConfig, TrainingOptions
 from proximo.rl.evaluate import evaluate, wilson
 from proximo.rl.metrics import rollout_metrics, step_metrics
-from proximo.rl.progress import Lines, measure, share, sparkline
+from proximo.rl.progress import ProgressLines, measure, share, sparkline
 from proximo.rl.rollouts import Collector
 from proximo.rl.run import Run
 from proximo.rl.train import train
@@ -616,7 +616,7 @@ def test_a_run_leaves_its_folder_and_repeats_to_the_byte(name: str, tmp_path):
     torch.set_default_dtype(torch.float32)
     try:
         config = tiny_run(getattr(proximo, name))
-        outcomes = [train(Run(config, tmp_path / run, Lines())) for run in ("a", "b")]
+        outcomes = [train(Run(config, tmp_path / run, ProgressLines())) for run in ("a", "b")]
     finally:
         torch.set_default_dtype(torch.float64)
     first, second = (tmp_path / run / "metrics.jsonl" for run in ("a", "b"))

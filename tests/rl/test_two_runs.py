@@ -15,7 +15,7 @@ from proximo.models.torch_globals import OwnDraws, guarded
 from proximo.models.values import OwnModel
 from proximo.rewards import PythonFunction
 from proximo.rl.config import EvaluationOptions, RunConfig, TrainingOptions, ValueOptions
-from proximo.rl.progress import Lines
+from proximo.rl.progress import ProgressLines
 from proximo.rl.reward_config import RewardMix, WeightedRule
 from proximo.rl.run import Run
 from proximo.rl.train import train
@@ -91,7 +91,7 @@ def configs(tmp_path_factory) -> list[RunConfig]:
 
 def trained(config: RunConfig, folder: Path) -> dict[str, bytes]:
     """What the run wrote, by file."""
-    train(Run(config, folder, Lines()))
+    train(Run(config, folder, ProgressLines()))
     kinds = (
         "metrics.jsonl",
         "ledger.jsonl",
@@ -143,7 +143,7 @@ def test_one_after_the_other(configs, alone, tmp_path):
 
 @pytest.mark.slow("trains several runs")
 def test_made_together_and_trained_one_after_the_other(configs, alone, tmp_path):
-    runs = [Run(config, tmp_path / str(number), Lines()) for number, config in enumerate(configs)]
+    runs = [Run(config, tmp_path / str(number), ProgressLines()) for number, config in enumerate(configs)]
     for run in reversed(runs):
         train(run)
     found = [(tmp_path / str(number) / "metrics.jsonl").read_bytes() for number in range(len(configs))]
@@ -176,7 +176,7 @@ def test_in_threads_at_the_same_time(configs, alone, tmp_path):
 def test_a_run_does_not_ask_for_the_default_dtype(configs, alone, tmp_path):
     """Another thread that loads a model in half precision changes it for as long as that takes."""
     for number, config in enumerate(configs):
-        run = Run(config, tmp_path / str(number), Lines())
+        run = Run(config, tmp_path / str(number), ProgressLines())
         torch.set_default_dtype(torch.bfloat16)
         train(run)
         torch.set_default_dtype(torch.float32)

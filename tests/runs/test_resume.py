@@ -32,7 +32,7 @@ from proximo.models.shipped import resolve
 from proximo.models.values import OwnLayers, OwnModel, TrunkHead
 from proximo.processes.failures import Failure
 from proximo.rl.config import EvaluationOptions, RunConfig, TrainingOptions, ValueOptions
-from proximo.rl.grading import Grader
+from proximo.rl.grading import GroupGrader
 from proximo.rl.result import RunResult
 from proximo.rl.run import Run
 from proximo.rl.train import train
@@ -988,7 +988,7 @@ def test_nobody_to_tell_is_no_reason_to_stop(tmp_path, monkeypatch):
     (tmp_path / "metrics.jsonl").rmdir()
     log.metrics(1, {"loss": 2.0})
     assert [row["step"] for row in JsonLines(tmp_path / "metrics.jsonl")] == [0, 1]
-    grader = Grader(Arithmetic())
+    grader = GroupGrader(Arithmetic())
     grader._current = "a problem", time.monotonic()
     monkeypatch.setattr(grader._thread, "is_alive", lambda: True)
     grader._look()

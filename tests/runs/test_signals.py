@@ -20,8 +20,8 @@ from proximo.rl import grading
 from proximo.rl import run as run_module
 from proximo.rl import train as stepping
 from proximo.rl.config import EvaluationOptions, RunConfig, TrainingOptions
-from proximo.rl.grading import Grader
-from proximo.rl.progress import Lines
+from proximo.rl.grading import GroupGrader
+from proximo.rl.progress import ProgressLines
 from proximo.rl.run import Run
 from proximo.rl.train import train
 from proximo.runs.log import RunLog
@@ -152,7 +152,7 @@ def settings() -> RunConfig:
 
 
 def run_in(folder: Path, settings: RunConfig, prepare: Callable[[Run], None] = lambda run: None) -> None:
-    run = Run(settings, folder, Lines())
+    run = Run(settings, folder, ProgressLines())
     prepare(run)
     train(run)
 
@@ -366,7 +366,7 @@ def wait_for_slow_grades() -> None:
     begun.clear()
     over.clear()
     try:
-        with Grader(Slow()) as grader:
+        with GroupGrader(Slow()) as grader:
             grader.give(0, Problem("sum-7", "1+1=", "2"), (Completion((1,), (0.0,), "2", "stop"),))
             grader.finish()
     finally:

@@ -38,7 +38,7 @@ from proximo.models.shipped import resolve
 from proximo.rl.assemble import assemble
 from proximo.rl.config import EvaluationOptions, RunConfig, SamplerOptions, TrainingOptions
 from proximo.rl.metrics import mismatch_metrics
-from proximo.rl.progress import Lines
+from proximo.rl.progress import ProgressLines
 from proximo.rl.run import Run
 from proximo.rl.train import train_step
 from proximo.runs.records import DataCursor
@@ -280,7 +280,7 @@ def steps_of(config: RunConfig) -> tuple[Tensor, list[dict[str, float]]]:
     torch.set_default_dtype(torch.float32)
     try:
         with TemporaryDirectory() as folder:
-            run = Run(config, Path(folder), Lines())
+            run = Run(config, Path(folder), ProgressLines())
             run.log.start("")
             cursor = DataCursor()
             for step in range(config.steps):

@@ -16,7 +16,7 @@ from proximo.models import tiny_tokenizer
 from proximo.models.tokens.spelling import Spelling
 from proximo.rl.assemble import to_batch
 from proximo.rl.config import EvaluationOptions, RunConfig, TrainingOptions
-from proximo.rl.progress import Lines
+from proximo.rl.progress import ProgressLines
 from proximo.rl.run import Run
 from proximo.rl.train import train
 from proximo.runs.log import RunLog
@@ -244,7 +244,7 @@ def test_pairs_of_a_real_run(tmp_path):
             evaluation=EvaluationOptions(problems=2),
             steps=2,
         )
-        train(Run(config, tmp_path / "run", Lines()))
+        train(Run(config, tmp_path / "run", ProgressLines()))
     finally:
         torch.set_default_dtype(torch.float64)
     counts = write_pairs(PairsConfig(str(tmp_path / "run"), str(tmp_path / "pairs.jsonl")))

@@ -17,7 +17,7 @@ import torch
 
 from proximo.algorithms import explain
 from proximo.recipes.presets import ARITHMETIC
-from proximo.rl.progress import Lines
+from proximo.rl.progress import ProgressLines
 from proximo.rl.rollouts import Synchronous
 from proximo.rl.run import Run
 from proximo.rl.train import train
@@ -85,7 +85,7 @@ def _result(name: str, seed: int, steps: int, out: Path) -> dict[str, float]:
     assert card is not None
     config = replace(ARITHMETIC, algorithm=card.value, seed=seed, steps=steps)
     folder = out / f"{name}-{seed}"
-    run = Run(config, folder, Lines())
+    run = Run(config, folder, ProgressLines())
     if name == "random":
         run.rollouts = Synchronous(replace(run.collector, task=RandomRewards(config.task)))
     outcome = train(run)

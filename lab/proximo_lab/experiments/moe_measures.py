@@ -9,12 +9,12 @@ from torch import Tensor
 from proximo.insight.lens.steps import read_step
 from proximo.learner.learner import Learner
 from proximo.models import frozen_copy, score
-from proximo.rl.progress import Lines
+from proximo.rl.progress import ProgressLines
 from proximo.runs.log import ROLLOUTS, RunLog
 from proximo.types import Batch
 
 
-class Quiet(Lines):
+class Quiet(ProgressLines):
     def _say(self, line: str) -> None:
         """Prints nothing: many runs share one terminal."""
 

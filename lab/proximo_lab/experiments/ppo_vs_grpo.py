@@ -17,7 +17,7 @@ from proximo.algorithms import explain
 from proximo.models.values import OwnModel, TrunkHead
 from proximo.recipes.presets import ARITHMETIC, PPO_ARITHMETIC
 from proximo.rl.config import EvaluationOptions, RunConfig, ValueOptions
-from proximo.rl.progress import Lines
+from proximo.rl.progress import ProgressLines
 from proximo.rl.run import Run
 from proximo.rl.train import train
 from proximo.tasks.arithmetic import Arithmetic
@@ -72,7 +72,7 @@ def _result(arm: str, seed: int, options: argparse.Namespace) -> tuple[float, in
     stored = folder / "result.json"
     if not stored.exists():
         config = config_of(arm, seed, options.steps, options.problems)
-        outcome = train(Run(config, folder, Lines()))
+        outcome = train(Run(config, folder, ProgressLines()))
         stored.write_text(json.dumps([outcome.after.accuracy, outcome.generated_tokens]))
     accuracy, tokens = json.loads(stored.read_text())
     return accuracy, tokens

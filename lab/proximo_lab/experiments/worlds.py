@@ -27,7 +27,7 @@ from proximo.algorithms import DAPO, GRPO, GSPO, PPO, SAPO
 from proximo.environments.kinds import MultiTurn
 from proximo.losses.intervals import half_width
 from proximo.rl.config import RunConfig
-from proximo.rl.progress import Lines
+from proximo.rl.progress import ProgressLines
 from proximo.rl.run import Run
 from proximo.rl.train import train
 from proximo.runs.records import Evaluation
@@ -73,7 +73,7 @@ def trained(trial: Trial) -> dict[str, float]:
     """Held-out scores before and after training; those of a run that has ended are read."""
     stored = trial.folder / "scores.json"
     if not stored.exists():
-        result = train(Run(trial.config, trial.folder, Lines()))
+        result = train(Run(trial.config, trial.folder, ProgressLines()))
         scores = {"before": _score(result.before), "after": _score(result.after), "seconds": result.seconds}
         stored.write_text(json.dumps(scores))
     return json.loads(stored.read_text())

@@ -11,7 +11,7 @@ from typing import Any
 from proximo.config import toml
 from proximo.config.unions import given_fields
 from proximo.rl.config import RunConfig
-from proximo.rl.progress import Lines
+from proximo.rl.progress import ProgressLines
 from proximo_lab.faults.cases import Findings
 from proximo_lab.faults.field_runs import trials
 from proximo_lab.faults.field_table import LISTED, Trial
@@ -117,7 +117,7 @@ def fingerprint(config: RunConfig, folder: Path) -> Left:
 
     def work() -> int:
         try:
-            train(Run(config, folder, Lines()))
+            train(Run(config, folder, ProgressLines()))
         except ValueError as error:
             print(f"refused: {error}".replace(str(folder), ""), flush=True)
             return 2

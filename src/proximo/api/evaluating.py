@@ -27,8 +27,8 @@ from proximo.recipes.presets import PRESETS
 from proximo.rewards.grading import grading
 from proximo.rl import evaluate as evaluation
 from proximo.rl.config import EvaluationOptions, RunConfig
-from proximo.rl.mixed_reward import judged
-from proximo.rl.plugin_errors import naming_failures
+from proximo.rl.mixed_reward import with_reward_models
+from proximo.rl.plugin_errors import name_user_code
 from proximo.rl.preflight.prompts import check_prompts
 from proximo.rl.reward_config import RewardMix
 from proximo.runs.files import RECORD
@@ -150,7 +150,7 @@ def evaluated(name: str, config: EvalConfig, label: str | None = None) -> tuple[
     name in tables and files."""
     if config.problems < 1:
         raise ValueError(f"problems is {config.problems}: give at least 1")
-    with naming_failures(config):
+    with name_user_code(config):
         return _evaluated(name, config, label or name)
 
 
@@ -161,7 +161,8 @@ def _evaluated(name: str, config: EvalConfig, label: str) -> tuple[ModelResult, 
     model, tokenizer = open_model(name, config.device, config.dtype)
     model.requires_grad_(False)  # nothing is trained, and the sampler may take the memory that training would
     options = EvaluationOptions(problems=config.problems, samples=config.samples)
-    task = judged(played(config.task, config.environment, tokenizer), config.rewards, tokenizer, config.dtype)
+    task = played(config.task, config.environment, tokenizer)
+    task = with_reward_models(task, config.rewards, tokenizer, config.dtype)
     sampler = local_sampler(model, tokenizer)
     with grading() as active:
         found = evaluation.answers(

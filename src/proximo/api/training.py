@@ -27,9 +27,9 @@ from proximo.recipes.presets import ARITHMETIC, with_algorithm, with_values
 from proximo.rewards import ExactMatch
 from proximo.rl import train as loop
 from proximo.rl.config import RunConfig
-from proximo.rl.plugin_errors import naming_failures
+from proximo.rl.plugin_errors import name_user_code
 from proximo.rl.preflight.prompts import check_prompts
-from proximo.rl.progress import Lines, Progress
+from proximo.rl.progress import Progress, ProgressLines
 from proximo.rl.result import RunResult, refuse_fewer_steps
 from proximo.rl.run import Run
 from proximo.runs.checkpoints import step_of
@@ -130,7 +130,7 @@ def train_in(
     refuse_values(config)
     track = [track] if isinstance(track, str) else track
     check_names(track)
-    watched = Watched(Silent() if quiet else Lines(), on_step or (lambda step, metrics: None))
+    watched = Watched(Silent() if quiet else ProgressLines(), on_step or (lambda step, metrics: None))
     folder = folder_for(run, explain.nearest(config.algorithm).name)
     elsewhere = on_processes(config, folder, on_step, resume, allow_change or (), accept_lost, track, quiet=quiet)
     taking = attempted(
@@ -294,7 +294,7 @@ def trained(
     refuse_fewer_steps(config, attempt.resume_from)
     with tracked(attempt.folder, track, say):
         try:
-            with naming_failures(config), on_ranks(config) as ranks:
+            with name_user_code(config), on_ranks(config) as ranks:
                 run = Run(config, attempt.folder, progress, ranks)
                 for line in (*(opening if attempt.resume_from is None else ()), *run.grading.called()):
                     say(line)

@@ -33,7 +33,7 @@ from proximo.models import score_rows
 from proximo.models.model_types import PreTrainedModel
 from proximo.supervised.encoding import Encoded, EncodedRows
 from proximo.supervised.schedule import FitOptions
-from proximo.supervised.stage_model import Gradients, SplitStage, WholeStageModel
+from proximo.supervised.stage_model import SplitStage, StepLoss, WholeStageModel
 
 Part = TypeVar("Part")
 
@@ -72,19 +72,19 @@ class ShardedStageModel:
 
     # Passes
 
-    def gradients(self, stage: SplitStage, items: Sequence[int]) -> Gradients:
+    def gradients(self, stage: SplitStage, items: Sequence[int]) -> StepLoss:
         self._stage = stage
         shares = dealt([stage.train[item] for item in items], self._crew.size)
         idle = stage.parts(items, [smallest([stage.train[item] for item in items])])
-        found: list[Gradients] = self._crew.ask(
+        found: list[StepLoss] = self._crew.ask(
             "gradients", with_idle([stage.parts(items, own) if own else [] for own in shares], idle[0])
         )
         sums = dict[str, float]()
         for each in found:
             sums |= {name: sums.get(name, 0.0) + value for name, value in each.sums.items()}
-        return Gradients(sum(each.loss for each in found), sums)
+        return StepLoss(sum(each.loss for each in found), sums)
 
-    def _gradients_here(self, parts: Sequence[Any], idle: int, idle_part: Any) -> Gradients:
+    def _gradients_here(self, parts: Sequence[Any], idle: int, idle_part: Any) -> StepLoss:
         stage = self._stage
         assert stage is not None
 

@@ -18,7 +18,7 @@ def __getattr__(name: str) -> Any:
 
 @dataclass(frozen=True)
 class Observation:
-    """What the policy is told after a reply; the episode continues."""
+    """Text that the policy reads after a reply; the episode continues."""
 
     text: str
     reward: float = 0.0
@@ -27,7 +27,7 @@ class Observation:
 
 @dataclass(frozen=True)
 class Done:
-    """The episode has ended."""
+    """The end of an episode."""
 
     reward: float = 0.0
     """Reward of the last reply. An episode's reward is the sum over its replies."""
@@ -70,5 +70,5 @@ class Environment:
         raise NotImplementedError(f"{type(self).__name__} has no reset(problem): add it")
 
     def step(self, reply: str) -> Any:
-        """The policy's reply; returns an Observation or a Done."""
+        """Answer the policy's reply with an Observation or a Done."""
         raise NotImplementedError(f"{type(self).__name__} has no step(reply): add it")

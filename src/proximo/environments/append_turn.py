@@ -1,4 +1,4 @@
-"""What an environment answers, as tokens behind those that the policy sampled.
+"""Tokens of an environment's answer, behind those that the policy sampled.
 
 A conversation is written by the chat template, but never a second time: the template is asked once what it writes
 between a reply and the next one, with placeholders, and that is put around each answer. So no earlier token can change,
@@ -34,29 +34,29 @@ SHOWN = 60
 
 
 class RewrittenTurns(UserWarning):
-    """A chat template that writes an earlier reply differently once more follows."""
+    """Warning of a chat template that writes an earlier reply differently once more follows."""
 
 
 @dataclass(frozen=True)
 class Ending:
-    """How the tokens of a reply end."""
+    """The end of a reply's tokens."""
 
     space: str = ""
     """White space behind its last word."""
     mark: str = ""
-    """What stopped it: end tokens or a stop string. Empty: it was cut."""
+    """End tokens or stop string that stopped it. Empty: it was cut."""
 
 
 @dataclass(frozen=True)
 class Frame:
-    """What a chat template writes after a reply, around its answers, up to the start of the next reply."""
+    """Text of a chat template after a reply, around its answers, up to the start of the next reply."""
 
     parts: tuple[str, ...]
-    """Before each answer, and after the last."""
+    """Texts before each answer, and after the last."""
     is_json: bool
-    """Whether answers are written as JSON strings."""
+    """True where answers are written as JSON strings."""
     strips_reply: bool
-    """Whether white space at the end of a reply is left out."""
+    """True where white space at the end of a reply is left out."""
     stripped: tuple[str, str]
     """Characters that are left out at the start and at the end of an answer."""
 
@@ -104,7 +104,7 @@ class Extender:
         return tokens, texts
 
     def ending(self, reply: Completion) -> Ending:
-        """How a reply ends: what its tokens spell behind its text."""
+        """Find the end of a reply: what its tokens spell behind its text."""
         spelled, text = self._spelled(reply.tokens).lstrip(), reply.text.lstrip()
         if spelled.startswith(text):
             return Ending(text[len(text.rstrip()) :], spelled[len(text) :])
@@ -117,7 +117,7 @@ class Extender:
         return self._spelled(tokens[start:])
 
     def _unwritten(self, first: str, ending: Ending, end: str, *, strips: bool) -> str:
-        """What the template writes behind a reply, without what stands there already. A template may write white space
+        """Leave out of the template's text behind a reply what stands there already. A template may write white space
         or other marks before the end of a turn, where the reply has ended without."""
         if ending.mark and first.startswith(ending.mark):
             return first.removeprefix(ending.mark)
@@ -144,9 +144,9 @@ class Extender:
         return self._in_pieces(text) if self._mark_ids.intersection(tokens) else tokens
 
     def _in_pieces(self, text: str) -> tuple[int, ...]:
-        """For a tokenizer that finds marks without being told of them, as some of SentencePiece's do: each is cut."""
-        places = [0, *(found.start() + 1 for found in self._marks.finditer(text)), len(text)]
-        pieces = [text[start:end] for start, end in pairwise(places) if start < end]
+        """Tokenise around marks: some tokenizers, as of SentencePiece's, find them without being told; each is cut."""
+        cuts = [0, *(match.start() + 1 for match in self._marks.finditer(text)), len(text)]
+        pieces = [text[start:end] for start, end in pairwise(cuts) if start < end]
         tokens = [token for piece in pieces for token in following_tokens(self._tokenizer, piece)]
         return tuple(token for token in tokens if token not in self._mark_ids)  # found in another spelling
 
@@ -162,22 +162,22 @@ class Extender:
         return text if short == text else short + CUT
 
     def _frame(self, problem: Problem, roles: tuple[str, ...]) -> Frame:
-        """Asked once for each kind of conversation; for each prompt where its text is written again after a reply, as
-        some templates write the system message before the last question."""
+        """Ask the template once for each kind of conversation; for each prompt where its text is written again after a
+        reply, as some templates write the system message before the last question."""
         assert not isinstance(problem.prompt, str)
         arguments = json.dumps(dict(problem.chat_template_kwargs), sort_keys=True, default=str)
         kind = (tuple((message["role"], bool(message["content"])) for message in problem.prompt), arguments, roles)
-        whole = (json.dumps([dict(each) for each in problem.prompt], default=str), arguments, roles)
+        whole = (json.dumps([dict(message) for message in problem.prompt], default=str), arguments, roles)
         if kind in self._frames and self._frames[kind] is None:
             kind = whole
         if kind not in self._frames:
-            found = frame_of(self._tokenizer, problem, roles, self._marks)
-            repeats = any(text in part for part in found.parts for text in _texts(problem.prompt))
-            self._frames |= {kind: None, whole: found} if repeats else {kind: found}
-            return found
-        found = self._frames[kind]
-        assert found is not None
-        return found
+            frame = frame_of(self._tokenizer, problem, roles, self._marks)
+            repeats = any(text in part for part in frame.parts for text in _texts(problem.prompt))
+            self._frames |= {kind: None, whole: frame} if repeats else {kind: frame}
+            return frame
+        frame = self._frames[kind]
+        assert frame is not None
+        return frame
 
 
 def _texts(prompt: Sequence[Message]) -> list[str]:
@@ -185,7 +185,7 @@ def _texts(prompt: Sequence[Message]) -> list[str]:
 
 
 def _is_mark(added: AddedToken) -> bool:
-    """Whether a token is more than a text that stands for itself, as runs of spaces are in some vocabularies."""
+    """Tell whether a token is more than a text that stands for itself, as runs of spaces are in some vocabularies."""
     return bool(added.special or added.content.strip())
 
 
@@ -199,23 +199,23 @@ def without_marks(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase
         return tokenizer
     its, known = json.loads(backend.to_str()), backend.get_vocab(with_added_tokens=False)
     added: list[dict[str, Any]] = []
-    for each in its["added_tokens"]:
-        if not each["special"] and not each["content"].strip():
-            added.append(each)
-        elif each["content"] not in known:  # its place gives those behind it their ids, so it stays
-            added.append({**each, "content": NEVER.format(each["id"])})
+    for token in its["added_tokens"]:
+        if not token["special"] and not token["content"].strip():
+            added.append(token)
+        elif token["content"] not in known:  # its place gives those behind it their ids, so it stays
+            added.append({**token, "content": NEVER.format(token["id"])})
     its["added_tokens"] = added
     its["post_processor"] = None  # which may name special tokens
     bare = Tokenizer.from_str(json.dumps(its))
-    moved = [each for each in added if bare.token_to_id(each["content"]) != each["id"]]
+    moved = [token for token in added if bare.token_to_id(token["content"]) != token["id"]]
     return tokenizer if moved else PreTrainedTokenizerFast(tokenizer_object=bare)
 
 
 def frame_of(
     tokenizer: PreTrainedTokenizerBase, problem: Problem, roles: Sequence[str], marks: re.Pattern[str]
 ) -> Frame:
-    """What the chat template writes around answers with these roles; ValueError names what it does to what is there.
-    `marks`: how the tokenizer's own tokens are spelled."""
+    """Ask the chat template what it writes around answers with these roles; ValueError says which text it would change.
+    `marks`: spellings of the tokenizer's own tokens."""
     assert not isinstance(problem.prompt, str)
     chat = _Chat(tokenizer, problem, tuple(roles))
     try:
@@ -234,8 +234,8 @@ def frame_of(
     is_json = chat.marks[0] not in whole
     parts, rest = [], whole
     for mark in chat.marks:
-        part, found, rest = rest.partition(json.dumps(mark)[1:-1] if is_json else mark)
-        if not found:
+        part, is_written, rest = rest.partition(json.dumps(mark)[1:-1] if is_json else mark)
+        if not is_written:
             raise ValueError(
                 f"the chat template leaves out the answer of a {roles[0]}, it writes {whole[:SHOWN]!r}: use another "
                 "template, or answer as user"
@@ -267,7 +267,7 @@ class _Chat:
     problem: Problem
     roles: tuple[str, ...]
     in_one: bool = False
-    """Whether all answers are one message of the user."""
+    """True where all answers are one message of the user."""
 
     @property
     def marks(self) -> list[str]:
@@ -292,8 +292,8 @@ class _Chat:
 
 
 def _is_kept(closed: str, whole: str, marks: re.Pattern[str], end: object) -> bool:
-    """Whether what ends a reply still ends it once more follows: all of it, or its mark where the template writes the
-    end of the whole conversation behind that."""
+    """Tell whether what ends a reply still ends it once more follows: all of it, or its mark where the template writes
+    the end of the whole conversation behind that."""
     without = closed.removesuffix(str(end or ""))
     return (
         whole.startswith(closed)
@@ -317,7 +317,7 @@ def _after_reply(text: str) -> str:
 
 
 def _rewritten(asked: str, now: str) -> str:
-    """What differs before a reply, once it is no longer the last."""
+    """Say what differs before a reply, once it is no longer the last."""
     same = _shared(asked, now)
     return (
         f"the chat template writes {now[same : same + SHOWN]!r} before an earlier reply, where the policy was asked "
@@ -329,4 +329,4 @@ def _rewritten(asked: str, now: str) -> str:
 def _shared(one: str, other: str) -> int:
     """Characters that two texts begin with alike."""
     pairs = enumerate(zip(one, other, strict=False))
-    return next((place for place, (first, second) in pairs if first != second), min(len(one), len(other)))
+    return next((index for index, (first, second) in pairs if first != second), min(len(one), len(other)))

@@ -11,15 +11,15 @@ from proximo.types import Completion, Request
 Drawn = dict[tuple[int, int], list[tuple[int, ...]]]
 """Tokens that a sampler returned, by the key of the request and the sample's number, in the order they were asked."""
 SHOWN = 100
-"""Most characters of a returned object in an error."""
+"""Characters of a returned object that an error shows at most."""
 
 
 @dataclass(frozen=True)
 class Promise:
-    """What a sampler or an environment must return."""
+    """The requests that a sampler or an environment answers, and the rules for its completions."""
 
     source: str
-    """Which one, by its class, for errors."""
+    """Name of the sampler or environment by its class, for errors."""
     requests: Sequence[Request]
     """The prompts and the number of completions of each."""
     max_tokens: int
@@ -32,7 +32,7 @@ class Promise:
     """Tokens that the sampler returned, for what an environment returns; None: they come from the sampler itself."""
 
     def check(self, stream: Stream) -> Stream:
-        """The same stream; ValueError at the first entry that breaks the promise."""
+        """Pass on the stream; ValueError at the first entry that breaks the promise."""
         missing = set(range(len(self.requests)))
         if not isinstance(stream, Iterable):
             self._refuse(_shown(stream), "it must return an iterator of (number of the prompt, its completions)")
@@ -73,7 +73,7 @@ class Promise:
                 f"a completion {prompt} of version {completion.version}",
                 f"completions must carry the version that the sampler was asked for, which is {self.version}",
             )
-        written = list(compress(completion.tokens, (not each for each in completion.sampled)))
+        written = list(compress(completion.tokens, (not is_sampled for is_sampled in completion.sampled)))
         if any(not 0 <= token < self.vocabulary for token in written):
             self._refuse(
                 f"a completion {prompt} with token ids from {min(written)} to {max(written)} that were not sampled",
@@ -81,11 +81,11 @@ class Promise:
             )
 
     def _check_drawn(self, completion: Completion, prompt: str, key: tuple[int, int]) -> None:
-        """What is trained on as sampled is what was sampled, token by token."""
+        """Refuse tokens that claim to be sampled and are not, token by token, what the sampler returned."""
         if self.drawn is None:
             return
-        found = tuple(compress(completion.tokens, completion.sampled or (True,) * len(completion.tokens)))
-        if found != tuple(chain.from_iterable(self.drawn.get(key, ()))):
+        sampled = tuple(compress(completion.tokens, completion.sampled or (True,) * len(completion.tokens)))
+        if sampled != tuple(chain.from_iterable(self.drawn.get(key, ()))):
             self._refuse(
                 f"a completion {prompt} whose sampled tokens are not those that the sampler returned",
                 "use its tokens as they are, never those of a text that was tokenised again",

@@ -1,4 +1,4 @@
-"""Where episodes run: in killable processes, or in this process if they are Proximo's own."""
+"""Hosts of episodes: killable processes, or this process for episodes of Proximo's own."""
 
 import json
 import math
@@ -25,7 +25,7 @@ SLACK = 30.0
 """Seconds that a process has, besides the limit of a call, to fork, answer and kill."""
 Message = Mapping[str, Any]
 Answer = Mapping[str, Any] | Failure
-"""What an episode answered, as plain values, or why it did not."""
+"""An episode's answer as plain values, or why there is none."""
 
 
 @dataclass(frozen=True)
@@ -45,15 +45,15 @@ class ActingJob:
 
     @property
     def path(self) -> str:
-        """Names it in errors."""
+        """Path that names it in errors."""
         return self.environment or ", ".join(self.tools)
 
     def message(self) -> dict[str, Any]:
-        """What the process is told to load."""
+        """Message that says what the process loads."""
         return {
             "environment": None if self.environment is None else located(self.environment),
             "arguments": json.loads(self.arguments),
-            "tools": [located(each) for each in self.tools],
+            "tools": [located(tool) for tool in self.tools],
             "max_characters": self.max_characters,
         }
 
@@ -66,7 +66,7 @@ class Host(Protocol):
         ...
 
     def ask(self, asks: Sequence[tuple[int, Message]]) -> list[Answer]:
-        """The answers of episodes, each asked once; all of them work at the same time."""
+        """Ask each of these episodes once; all of them work at the same time."""
         ...
 
     def end(self, numbers: Sequence[int]) -> None:
@@ -79,18 +79,18 @@ class Host(Protocol):
 class Hosts:
     """The hosts of one job. Rounds that are played at the same time have one each, so that none waits for another."""
 
-    def __init__(self, make: Callable[[Callable[[], int]], Host], most: int) -> None:
-        """`make` gets the number of rounds that are played; beyond `most` hosts they are shared."""
-        self._make, self._most = make, most
+    def __init__(self, make: Callable[[Callable[[], int]], Host], max_hosts: int) -> None:
+        """`make` gets the number of rounds that are played; beyond `max_hosts` they are shared."""
+        self._make, self._max_hosts = make, max_hosts
         self._users: dict[Host, int] = {}
         self._lock = threading.Lock()
 
     @contextmanager
     def one(self) -> Iterator[Host]:
-        """A host for a round."""
+        """Lend a host for a round."""
         with self._lock:
             free = min(self._users, key=lambda host: self._users[host], default=None)
-            if free is None or (self._users[free] and len(self._users) < self._most):
+            if free is None or (self._users[free] and len(self._users) < self._max_hosts):
                 free = self._make(self.rounds)
             self._users[free] = self._users.get(free, 0) + 1
         try:
@@ -100,7 +100,7 @@ class Hosts:
                 self._users[free] -= 1
 
     def rounds(self) -> int:
-        """Played now."""
+        """Number of rounds that are played now."""
         return max(sum(self._users.values()), 1)
 
     def close(self) -> None:
@@ -120,9 +120,9 @@ class ProcessHost:
 
     def start(self, groups: Sequence[int], messages: Sequence[Message]) -> list[tuple[list[int], list[Answer]]]:
         numbers = [[next(self._numbers) for _ in range(size)] for size in groups]
-        starts = [{"episodes": each, "message": message} for each, message in zip(numbers, messages, strict=True)]
+        starts = [{"episodes": group, "message": message} for group, message in zip(numbers, messages, strict=True)]
         answers = iter(self._exchange(starts=starts, count=sum(groups)))
-        return [(each, [next(answers) for _ in each]) for each in numbers]
+        return [(group, [next(answers) for _ in group]) for group in numbers]
 
     def ask(self, asks: Sequence[tuple[int, Message]]) -> list[Answer]:
         return self._exchange(asks=asks, count=len(asks)) if asks else []
@@ -150,7 +150,7 @@ class ProcessHost:
         if isinstance(answers, Failure):
             return [answers] * count
         late = Failure("time", f"no answer within {self._job.seconds:g} s, or its process died; it was killed")
-        return [late if each is None else checked(each) for each in answers]
+        return [late if answer is None else checked(answer) for answer in answers]
 
 
 def _asked(process: WorkerProcess, request: Message, count: int, job: ActingJob) -> list[Any] | Failure:
@@ -171,23 +171,25 @@ class LocalHost:
     draw none and may wait for a program, at the same time.
     """
 
-    def __init__(self, make: Callable[[], Any] | None, tools: Mapping[str, Callable[..., Any]], most: int) -> None:
-        self._make, self._tools, self._most = make, tools, most
+    def __init__(
+        self, make: Callable[[], Any] | None, tools: Mapping[str, Callable[..., Any]], max_characters: int
+    ) -> None:
+        self._make, self._tools, self._max_characters = make, tools, max_characters
         self._numbers = count()
         self._instances: dict[int, Instance] = {}
         self._lock = threading.Lock()
         self._threads = Threads(cores())
 
     def start(self, groups: Sequence[int], messages: Sequence[Message]) -> list[tuple[list[int], list[Answer]]]:
-        found = []
+        started = []
         for size, message in zip(groups, messages, strict=True):
             numbers = [next(self._numbers) for _ in range(size)]
-            found.append((numbers, [self._started(number, message) for number in numbers]))
-        return found
+            started.append((numbers, [self._started(number, message) for number in numbers]))
+        return started
 
     def _started(self, number: int, message: Message) -> Answer:
         def reset() -> dict[str, Any]:
-            instance = self._instances[number] = Instance(self._make, self._tools, finished, self._most)
+            instance = self._instances[number] = Instance(self._make, self._tools, finished, self._max_characters)
             return instance.answer(message)
 
         return self._seeded(reset, message)

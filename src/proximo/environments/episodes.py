@@ -21,11 +21,11 @@ class Episode:
     max_tokens: int
     """Length limit of all turns together."""
     number: int = -1
-    """Its number where it is played."""
+    """Number of the episode at its host."""
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     entropies: list[float] | None = field(default_factory=list)
-    """None: the sampler does not record them."""
+    """Entropy of each token. None: the sampler does not record them."""
     sampled: list[bool] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
     """Updates that the policy had seen at each token; those of an answer count with the reply before it."""
@@ -33,12 +33,12 @@ class Episode:
     replies: int = 0
     """Number of turns of the policy."""
     finish: Literal["stop", "length"] | None = None
-    """None while it is played."""
+    """Reason of the end; None while it is played."""
     last: Completion | None = None
     failed: str = ""
-    """Why it could not be started; empty: it was."""
+    """Reason why it could not be started; empty: it was."""
     is_lost: bool = False
-    """Whether it ended in an error of the policy's making."""
+    """True if it ended in an error of the policy's making."""
 
     @property
     def room(self) -> int:
@@ -46,7 +46,7 @@ class Episode:
         return self.max_tokens - len(self.tokens)
 
     def request(self, turn_tokens: int | None) -> Request:
-        """Asks for the next reply."""
+        """Request for the next reply."""
         prompt = self.question.request.prompt_tokens + tuple(self.tokens)
         limit = min(self.room, turn_tokens or self.room)
         return replace(
@@ -76,7 +76,7 @@ class Episode:
         nothing = (0.0,) * len(tokens)
         self._add(tokens, nothing, nothing, sampled=False)
         self.versions += self.versions[-1:] * len(tokens)
-        self.turns += [replace(each, end=len(self.tokens)) for each in messages]
+        self.turns += [replace(turn, end=len(self.tokens)) for turn in messages]
 
     def earn(self, reward: float) -> None:
         """Set what the newest reply earned."""
@@ -95,14 +95,14 @@ class Episode:
 
     @property
     def earned(self) -> float:
-        """By all replies; NaN where one has no score."""
+        """Reward of all replies together; NaN where one has no score."""
         return math.fsum(turn.reward or 0.0 for turn in self.turns)
 
-    def earn_at_most(self, most: float) -> None:
-        """Where the policy has caused an error: `most` for all replies together, or less if that was earned."""
-        if self.is_lost and self.earned >= most:
+    def earn_at_most(self, limit: float) -> None:
+        """Limit the reward of all replies together, where the policy has caused an error; less stays."""
+        if self.is_lost and self.earned >= limit:
             self.turns = [turn if turn.reward is None else replace(turn, reward=0.0) for turn in self.turns]
-            self.earn(most)
+            self.earn(limit)
 
     def _add(
         self, tokens: tuple[int, ...], logprobs: tuple[float, ...], entropies: tuple[float, ...], *, sampled: bool

@@ -13,11 +13,11 @@ Tool = str | Callable[..., Any]
 
 
 def given_environment(environment: Any, tools: Sequence[Tool], max_turns: int | None) -> Interaction | None:
-    """What a config holds for an environment, which is a class with `reset` and `step`, an instance of one, its path or
+    """The config's value for an environment, which is a class with `reset` and `step`, an instance of one, its path or
     a config's own value, and for tools, which are functions or their paths; None where nothing is given."""
     changes: dict[str, Any] = {} if max_turns is None else {"max_turns": max_turns}
     if tools:
-        changes["tools"] = tuple(_path("tools", each) for each in tools)
+        changes["tools"] = tuple(_path("tools", tool) for tool in tools)
     if isinstance(environment, MultiTurn):
         return replace(environment, **changes)
     if isinstance(environment, Interaction) and not isinstance(environment, type):
@@ -61,10 +61,10 @@ def _made(environment: Any) -> tuple[Any, dict[str, Any]]:
 def _path(name: str, thing: Any) -> str:
     if isinstance(thing, str):
         return thing
-    place = place_of(thing)
-    if place is None or place.rpartition(":")[0].endswith("__main__"):
+    path = place_of(thing)
+    if path is None or path.rpartition(":")[0].endswith("__main__"):
         raise ValueError(
             f"{name} has {thing!r}, which another process cannot find: write it at the top level of a file, and give "
             "'path/to/file.py:Name'"
         )
-    return place
+    return path

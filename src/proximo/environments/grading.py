@@ -18,16 +18,16 @@ def played(task: Task, environment: Interaction, tokenizer: PreTrainedTokenizerB
     if not isinstance(environment, Acting):
         return task
     environment.check()
-    return Played(task, environment, tokenizer)
+    return PlayedTask(task, environment, tokenizer)
 
 
 def paying(task: Task, environment: Interaction) -> object:
-    """What gives the outcomes of completions, and may declare their range: the environment or the task."""
+    """The environment or the task: which of them gives the outcomes of completions, and may declare their range."""
     return environment if isinstance(environment, Acting) and environment.scores else task
 
 
 @dataclass(frozen=True)
-class Played:
+class PlayedTask:
     """A task whose completions earn what their turns earned."""
 
     task: Task
@@ -40,7 +40,7 @@ class Played:
 
     @property
     def reward_range(self) -> RewardRange | None:
-        """Of texts that a grader is tried with; the environment sees none of them."""
+        """Range of texts that a grader is tried with; the environment sees none of them."""
         return None if self.environment.scores else reward_range(self.task)
 
     def size(self, split: Split) -> int | None:
@@ -50,7 +50,7 @@ class Played:
         return self.environment.prepared(self.task.problem(index, split, seed), self.tokenizer)
 
     def reference(self, problem: Problem) -> str | None:
-        """None where the environment gives outcomes: no single text earns one."""
+        """The task's reference; None where the environment gives outcomes: no single text earns one."""
         return None if self.environment.scores else self.task.reference(problem)
 
     def grade(self, problems: Sequence[Problem], completions: Sequence[Completion]) -> list[Grade]:
@@ -61,6 +61,6 @@ class Played:
         if not self.environment.scores:
             return begin_grading(self.task, problems, completions)
         # A text that was never played, such as one that a grader is tried with, has earned nothing.
-        earned = [0.0 if each.earned is None else each.earned for each in completions]
+        earned = [0.0 if completion.earned is None else completion.earned for completion in completions]
         grades = [Grade(outcome) for outcome in earned]
         return lambda: grades

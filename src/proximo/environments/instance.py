@@ -12,13 +12,13 @@ from typing import Any
 from proximo.environments import Done, Observation
 
 CUT = " ... (cut)"
-"""Written after an answer that was longer than is read."""
+"""Mark behind an answer that was longer than is read."""
 OWN_ERRORS = (OSError, MemoryError, NotImplementedError)
 """Exceptions that no reply causes, of every environment."""
 _OF_A_NETWORK = re.compile(
     "(Timeout|Connect|Connection|Transport|Network)(Error|Exception|Expired|Closed|Lost|Refused|Reset)?(Error|OK)?$"
 )
-"""How the name of such an exception ends, whose library need not derive it from OSError. Not NetworkXNoPath's, which a
+"""Endings of names of network errors, whose library need not derive them from OSError. Not NetworkXNoPath's, which a
 reply causes."""
 
 
@@ -33,10 +33,10 @@ class Instance:
         max_characters: int,
     ) -> None:
         self._environment = None if make is None else make()
-        self._tools, self._finish, self._most = tools, finish, max_characters
+        self._tools, self._finish, self._max_characters = tools, finish, max_characters
 
     def answer(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        """What a message asks for, as plain values; whatever the environment raises is raised."""
+        """Do what a message asks for, and return plain values; whatever the environment raises is raised."""
         match message["do"]:
             case "reset":
                 return self._reset(message["problem"])
@@ -57,19 +57,19 @@ class Instance:
     def _step(self, reply: str) -> dict[str, Any]:
         assert self._environment is not None
         try:
-            found = self._finish(self._environment.step(reply))
+            outcome = self._finish(self._environment.step(reply))
         except (Exception, SystemExit) as error:  # argparse ends a process over what it cannot read
             if is_own(error, tuple(getattr(self._environment, "own_errors", ()))):
                 raise
-            return {"done": True, "error": type(error).__name__[:80], "message": _told(error)}
-        if isinstance(found, Done):
-            return {"done": True, "reward": _number(found.reward)}
-        if isinstance(found, Observation) and isinstance(found.text, str):
-            return {"text": self._cut(found.text), "reward": _number(found.reward)}
-        raise TypeError(f"step returned {_short(found)}: return an Observation with a text, or a Done")
+            return {"done": True, "error": type(error).__name__[:80], "message": _described(error)}
+        if isinstance(outcome, Done):
+            return {"done": True, "reward": _number(outcome.reward)}
+        if isinstance(outcome, Observation) and isinstance(outcome.text, str):
+            return {"text": self._cut(outcome.text), "reward": _number(outcome.reward)}
+        raise TypeError(f"step returned {_short(outcome)}: return an Observation with a text, or a Done")
 
     def _call(self, name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """A tool's result as text. What it raises is told to the policy, which may do better next time."""
+        """Call a tool, and return its result as text. What it raises is told to the policy, which may do better."""
         try:
             inspect.signature(self._tools[name]).bind(**arguments)
             result = self._finish(self._tools[name](**arguments))
@@ -79,19 +79,19 @@ class Instance:
         return {"text": self._cut(text)}
 
     def _cut(self, text: str) -> str:
-        return text if len(text) <= self._most else text[: self._most] + CUT
+        return text if len(text) <= self._max_characters else text[: self._max_characters] + CUT
 
 
 def is_own(error: BaseException, declared: tuple[type[Exception], ...] = ()) -> bool:
-    """Whether an error is the environment's own, and not what the policy's reply has caused. `declared`: those that it
-    says are."""
+    """Tell whether an error is the environment's own, and not what the policy's reply has caused. `declared`: those
+    that it says are."""
     names = (kind.__name__ for kind in type(error).__mro__)
     if isinstance(error, (*OWN_ERRORS, *declared)) or any(map(_OF_A_NETWORK.search, names)):
         return True
     return error.__cause__ is not None and is_own(error.__cause__, declared)
 
 
-def _told(error: BaseException) -> str:
+def _described(error: BaseException) -> str:
     """An error and the line that raised it."""
     try:
         text = f"{type(error).__name__}: {error}"
@@ -107,10 +107,10 @@ def allowed(seconds: float, calls: int, cores: float) -> float:
 
 
 def _number(reward: Any) -> float:
-    found = float(reward)
-    if not -1e6 <= found <= 1e6:
-        raise ValueError(f"a reward of {found}: give a finite number, at most a million")
-    return found
+    number = float(reward)
+    if not -1e6 <= number <= 1e6:
+        raise ValueError(f"a reward of {number}: give a finite number, at most a million")
+    return number
 
 
 def _short(value: Any) -> str:

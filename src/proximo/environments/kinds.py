@@ -1,4 +1,4 @@
-"""What stands between a task's problems and the sampler: one question and one answer, or several turns."""
+"""Environments, which stand between a task's problems and the sampler: one question and answer, or several turns."""
 
 from proximo.environments.grading import paying, played
 from proximo.environments.multi_turn import MultiTurn
@@ -21,4 +21,4 @@ __all__ = [
 ]
 
 EnvironmentOptions = SingleTurn | MultiTurn | Interaction
-"""What a run's config may name: one of this package, or any class that has `play`."""
+"""Environments that a run's config may name: those of this package, and any class that has `play`."""

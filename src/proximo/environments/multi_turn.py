@@ -10,7 +10,7 @@ from proximo.environments.append_turn import MAX_CHARACTERS, Extender
 from proximo.environments.episode_pool import ActingJob, Hosts, LocalHost, ProcessHost
 from proximo.environments.episodes import Episode
 from proximo.environments.protocol import Ask, Question
-from proximo.environments.rollout import Game
+from proximo.environments.rollout import EpisodeBatch
 from proximo.environments.tool_calls import HERMES, call_format, schema_of, with_tools
 from proximo.models.model_types import PreTrainedTokenizerBase
 from proximo.processes.child import NodePlaces
@@ -20,7 +20,7 @@ from proximo.rewards.judges.usage import Usage
 from proximo.samplers.sampler import Stream
 from proximo.types import Problem
 
-OWN = "proximo.environments.examples"
+EXAMPLES = "proximo.environments.examples"
 """Module whose environments and tools run in this process: they are known neither to hang nor to crash."""
 MAX_HOSTS = 32
 """Processes that have loaded an environment, for rounds that are played at the same time."""
@@ -60,9 +60,9 @@ class MultiTurn:
     what the worst of its siblings earned."""
 
     def __post_init__(self) -> None:
-        for name, path in [("path", self.path)] * bool(self.path) + [("tools", each) for each in self.tools]:
-            place, _, wanted = path.rpartition(":")
-            if not place or not wanted.isidentifier():
+        for name, path in [("path", self.path)] * bool(self.path) + [("tools", tool) for tool in self.tools]:
+            module, _, wanted = path.rpartition(":")
+            if not module or not wanted.isidentifier():
                 raise ValueError(f"environment.{name} has {path!r}: give package.module:Name or file.py:Name")
         for name in ("max_turns", "max_turn_tokens", "max_answer_tokens"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
@@ -75,23 +75,23 @@ class MultiTurn:
             )
 
     def check(self) -> None:
-        """Refuse one that has nothing to play with, or whose own tools cannot run here. Not when it is made: flags fill
+        """Refuse one without environment and tools, or whose own tools cannot run here. Not when it is made: flags fill
         its fields one by one."""
         if not self.path and not self.tools:
             raise ValueError(
                 "environment.path is empty and so is environment.tools: give an environment, tools, or both"
             )
-        names = [each.rpartition(":")[2] for each in self.tools]
+        names = [path.rpartition(":")[2] for path in self.tools]
         if twice := [name for name in names if names.count(name) > 1]:
             raise ValueError(f"environment.tools has two functions called {twice[0]!r}: give each another name")
         if self.arguments and not self.path:
             raise ValueError(f"environment.arguments is {dict(self.arguments)}, but environment.path is empty")
-        for tool in (load_function(each) for each in self.tools if _is_own(each)):
+        for tool in (load_function(path) for path in self.tools if _is_own(path)):
             getattr(tool, "check", lambda: None)()
 
     @property
     def scores(self) -> bool:
-        """An environment gives rewards; with tools alone the task grades the last reply."""
+        """True if there is an environment, which gives rewards; with tools alone the task grades the last reply."""
         return bool(self.path)
 
     def prepared(self, problem: Problem, tokenizer: PreTrainedTokenizerBase) -> Problem:
@@ -112,7 +112,7 @@ class MultiTurn:
             for sample in range(question.request.num_samples)
         ]
         with grading() as active, active.shared(self._job, lambda: self._hosts(active.places)).one() as host:
-            game = Game(
+            game = EpisodeBatch(
                 host=host,
                 ask=ask,
                 extend=Extender(ask.tokenizer, self.max_answer_tokens),
@@ -128,13 +128,13 @@ class MultiTurn:
             try:
                 yield from game.rounds(questions, episodes)
             finally:
-                host.end([each.number for each in episodes if each.number >= 0])
+                host.end([episode.number for episode in episodes if episode.number >= 0])
 
     @property
     def _job(self) -> ActingJob:
         arguments = json.dumps(dict(self.arguments), sort_keys=True, default=str)
-        most = MAX_CHARACTERS * self.max_answer_tokens
-        return ActingJob(self.path or None, arguments, self.tools, self.seconds, self.memory_mb, most)
+        max_characters = MAX_CHARACTERS * self.max_answer_tokens
+        return ActingJob(self.path or None, arguments, self.tools, self.seconds, self.memory_mb, max_characters)
 
     def _hosts(self, places: NodePlaces | None) -> Hosts:
         job = self._job
@@ -147,4 +147,4 @@ class MultiTurn:
 
 
 def _is_own(path: str) -> bool:
-    return path.rpartition(":")[0] == OWN
+    return path.rpartition(":")[0] == EXAMPLES

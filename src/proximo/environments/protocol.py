@@ -1,4 +1,4 @@
-"""What an environment is given and what it returns."""
+"""The protocol of environments: what one is given and what it returns."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -10,7 +10,7 @@ from proximo.samplers.sampler import Sampler, SamplingOptions, Stream
 from proximo.types import Problem, Request
 
 AGAIN = 2**20
-"""Added to the turn of a request, for its random numbers, each time that the same turn of a sample is asked again."""
+"""Added to a request's turn, for its random numbers, each time that the same turn of a sample is asked again."""
 
 
 @dataclass(frozen=True)
@@ -32,17 +32,17 @@ class Ask:
     sampler: Sampler
     tokenizer: PreTrainedTokenizerBase
     options: SamplingOptions
-    """How tokens are drawn. `max_tokens` is the limit of a whole completion, all turns together."""
+    """Options of sampling. `max_tokens` is the limit of a whole completion, all turns together."""
     seed: int
     step: int
     version: int
     """The version of the policy, as the sampler's `refresh` returned it; completions carry it."""
     drawn: Drawn = field(default_factory=dict, init=False, compare=False, repr=False)
-    """What the sampler has returned, by key and sample, one entry for each time that it was asked."""
+    """Tokens that the sampler has returned, by key and sample, one entry for each time that it was asked."""
     read: dict[tuple[int, int], tuple[int, ...]] = field(default_factory=dict, init=False, compare=False, repr=False)
     """Prompt and reply of the last time that the sampler was asked, by key and sample."""
     asked: dict[tuple[int, int, int], int] = field(default_factory=dict, init=False, compare=False, repr=False)
-    """How often each turn of a sample was asked, by key, turn and sample."""
+    """Number of times that each turn of a sample was asked, by key, turn and sample."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.version, int):
@@ -50,7 +50,7 @@ class Ask:
             raise ValueError(f"sampler {name}.refresh returned {self.version!r}: it must return the policy's version")
 
     def __call__(self, requests: Sequence[Request], options: SamplingOptions | None = None) -> Stream:
-        """The number of each request and its completions, as they end. `options` are those of the run, unless others
+        """Yield the number of each request and its completions, as they end. `options` are the run's, unless others
         are given, such as fewer tokens for a later turn. A turn that is asked again has random numbers of its own."""
         chosen = self.options if options is None else options
         check_continued(requests, self.read)
@@ -69,13 +69,13 @@ class Ask:
     def _fresh(self, request: Request) -> Request:
         """The request, with random numbers that no earlier one had."""
         samples = range(request.first_sample, request.first_sample + request.num_samples)
-        places = [(request.key, request.turn, sample) for sample in samples]
-        times = max((self.asked.get(place, 0) for place in places), default=0)
-        self.asked.update(dict.fromkeys(places, times + 1))
+        turns = [(request.key, request.turn, sample) for sample in samples]
+        times = max((self.asked.get(turn, 0) for turn in turns), default=0)
+        self.asked.update(dict.fromkeys(turns, times + 1))
         return replace(request, turn=request.turn + AGAIN * times) if times else request
 
     def played(self, source: str, requests: Sequence[Request], stream: Stream) -> Stream:
-        """The same stream; ValueError names the source where it is not what was asked for, and where a token is said
+        """Pass on the stream; ValueError names the source where it is not what was asked for, and where a token is said
         to be sampled that the sampler has not returned: such as one of a text that was tokenised again."""
         promise = Promise(
             source, requests, self.options.max_tokens, self.version, len(self.tokenizer), drawn=self.drawn
@@ -102,7 +102,7 @@ class Interaction(Protocol):
 
 
 def play(environment: Interaction, questions: Sequence[Question], ask: Ask) -> Stream:
-    """What the environment returns, checked before anything is graded or trained on."""
+    """Play the questions; what the environment returns is checked before anything is graded or trained on."""
     requests = [question.request for question in questions]
     source = f"environment {type(environment).__name__}"
     return ask.played(source, requests, environment.play(questions, ask))
@@ -114,7 +114,7 @@ class Acting(Protocol):
 
     @property
     def scores(self) -> bool:
-        """Whether it gives the outcome of completions; otherwise the task grades them."""
+        """True if it gives the outcome of completions; otherwise the task grades them."""
         ...
 
     def check(self) -> None:

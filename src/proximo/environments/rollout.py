@@ -25,16 +25,16 @@ LOOK_BACK = 16
 
 
 @dataclass(frozen=True)
-class Game:
-    """What is the same for all episodes of a round."""
+class EpisodeBatch:
+    """A round of episodes, with what is the same for all of them."""
 
     host: Host
     ask: Ask
     extend: Extender
     name: str
-    """Of the environment or the tools, for failures."""
+    """Name of the environment or the tools, for failures."""
     scores: bool
-    """Whether there is an environment, which rewards replies."""
+    """True if there is an environment, which rewards replies."""
     tools: tuple[str, ...]
     form: CallFormat
     max_turns: int
@@ -45,7 +45,7 @@ class Game:
     """Counts the episodes, their seconds from start to end, and those in which all waited for answers."""
 
     def rounds(self, questions: Sequence[Question], episodes: Sequence[Episode]) -> Stream:
-        """Completions of each question, as soon as all of its episodes have ended."""
+        """Play a round; yields the completions of each question as soon as all of its episodes have ended."""
         began = time.perf_counter()
         self._start(episodes)
         self.times.add(answering=time.perf_counter() - began)
@@ -53,36 +53,36 @@ class Game:
         while live:
             self._reply(questions, live)
             replied = time.perf_counter()
-            self._answer([each for each in live if each.finish is None])
-            now, playing = time.perf_counter(), [each for each in live if each.finish is None]
+            self._answer([episode for episode in live if episode.finish is None])
+            now, playing = time.perf_counter(), [episode for episode in live if episode.finish is None]
             self.times.add(answering=now - replied)
             for _ in range(len(live) - len(playing)):
                 self.times.add(count=1, seconds=now - began)
             live = playing
-            unfinished = {each.group for each in live}
-            for group in [each for each in waiting if each not in unfinished]:
+            unfinished = {episode.group for episode in live}
+            for group in [number for number in waiting if number not in unfinished]:
                 waiting.remove(group)
-                siblings = [each for each in episodes if each.group == group]
+                siblings = [episode for episode in episodes if episode.group == group]
                 self._level(siblings)
-                yield group, tuple(each.completion() for each in siblings)
+                yield group, tuple(episode.completion() for episode in siblings)
 
     def _level(self, siblings: Sequence[Episode]) -> None:
-        """Where no range is known, an episode that failed earns no more than the worst of its siblings."""
+        """Limit a failed episode's reward to that of the worst of its siblings, where no range is known."""
         if self.lowest is None:
-            worst = min((each.earned for each in siblings if each.earned <= 0), default=0.0)
-            for each in siblings:
-                each.earn_at_most(worst)
+            worst = min((episode.earned for episode in siblings if episode.earned <= 0), default=0.0)
+            for episode in siblings:
+                episode.earn_at_most(worst)
 
     # Starts
 
     def _start(self, episodes: Sequence[Episode]) -> None:
-        """Siblings start as copies of one."""
+        """Start all episodes; siblings start as copies of one."""
         groups: dict[int, list[Episode]] = {}
-        for each in episodes:
-            groups.setdefault(each.group, []).append(each)
+        for episode in episodes:
+            groups.setdefault(episode.group, []).append(episode)
         messages = [self._reset(siblings[0]) for siblings in groups.values()]
-        found = self.host.start([len(siblings) for siblings in groups.values()], messages)
-        for siblings, (numbers, answers) in zip(groups.values(), found, strict=True):
+        started = self.host.start([len(siblings) for siblings in groups.values()], messages)
+        for siblings, (numbers, answers) in zip(groups.values(), started, strict=True):
             for episode, number, answer in zip(siblings, numbers, answers, strict=True):
                 episode.number = number
                 if isinstance(answer, Failure):
@@ -92,21 +92,21 @@ class Game:
         problem = plain_problem(episode.question.problem)
         return {"do": "reset", "problem": problem, "seed": self._seed(episode.question.request.key)}
 
-    def _seed(self, *place: int) -> int:
-        """Random numbers follow the place in the run, so that a resumed run repeats them."""
-        text = " ".join(map(str, (self.ask.seed, self.ask.step, *place)))
+    def _seed(self, *position: int) -> int:
+        """Seed of a position in the run, the same in a resumed run."""
+        text = " ".join(map(str, (self.ask.seed, self.ask.step, *position)))
         return int.from_bytes(hashlib.sha256(text.encode()).digest()[:6])
 
     # Replies
 
     def _reply(self, questions: Sequence[Question], live: Sequence[Episode]) -> None:
-        if any(each.replies for each in live):
-            requests = [each.request(self.max_turn_tokens) for each in live]
-            found = [one for (one,) in gathered(self.ask(requests), len(requests))]
+        if any(episode.replies for episode in live):
+            requests = [episode.request(self.max_turn_tokens) for episode in live]
+            completions = [completion for (completion,) in gathered(self.ask(requests), len(requests))]
         else:  # all of them, and siblings share their prompt
-            first = [replace(each.request, max_tokens=self.max_turn_tokens) for each in questions]
-            found = [one for siblings in gathered(self.ask(first), len(first)) for one in siblings]
-        for episode, completion in zip(live, found, strict=True):
+            first = [replace(question.request, max_tokens=self.max_turn_tokens) for question in questions]
+            completions = [completion for siblings in gathered(self.ask(first), len(first)) for completion in siblings]
+        for episode, completion in zip(live, completions, strict=True):
             episode.reply(completion, 0.0 if self.scores else None)
             if episode.failed:
                 episode.fail(episode.failed)
@@ -114,11 +114,11 @@ class Game:
     # Answers
 
     def _answer(self, live: Sequence[Episode]) -> None:
-        called = [(each, self._calls(each)) for each in live]
-        results: dict[int, list[tuple[Call, Answer]]] = {each.number: [] for each in live}
-        for place, turn in enumerate(_each_in_turn(called)):  # an episode makes one call at a time
+        called = [(episode, self._calls(episode)) for episode in live]
+        results: dict[int, list[tuple[Call, Answer]]] = {episode.number: [] for episode in live}
+        for index, turn in enumerate(_each_in_turn(called)):  # an episode makes one call at a time
             right = [(episode, call) for episode, call in turn if not call.mistake]
-            answers = iter(self.host.ask([(e.number, self._call_message(e, call, place)) for e, call in right]))
+            answers = iter(self.host.ask([(e.number, self._call_message(e, call, index)) for e, call in right]))
             for episode, call in turn:
                 mistake = {"text": f"Error: {call.mistake}", "failed": MALFORMED}
                 results[episode.number].append((call, mistake if call.mistake else next(answers)))
@@ -155,9 +155,9 @@ class Game:
         assert isinstance(text, str)
         return text
 
-    def _call_message(self, episode: Episode, call: Call, place: int) -> Mapping[str, Any]:
-        """`place`: which of the calls of its reply; each has random numbers of its own."""
-        later = (place,) if place else ()
+    def _call_message(self, episode: Episode, call: Call, index: int) -> Mapping[str, Any]:
+        """Message of the call with this index in its reply; each has random numbers of its own."""
+        later = (index,) if index else ()
         seed = self._seed(episode.question.request.key, episode.sample, episode.replies, *later)
         return {"do": "call", "name": call.name, "arguments": dict(call.arguments), "seed": seed}
 
@@ -167,7 +167,7 @@ class Game:
         return {"do": "step", "reply": episode.last.text, "seed": seed}
 
     def _take_results(self, episode: Episode, results: Sequence[tuple[Call, Answer]]) -> None:
-        """Tools that failed are an answer too; a process that was killed takes an environment with it."""
+        """Answer a reply with its tools' results or failures; a process that was killed ends an environment with it."""
         turns, was_killed = [], ""
         for call, answer in results:
             if isinstance(answer, Failure):
@@ -182,12 +182,12 @@ class Game:
         return self._continue(episode, turns)
 
     def _step(self, live: Sequence[Episode]) -> None:
-        """Replies without calls: the environment's, or else the end."""
+        """Answer replies without calls: by the environment, or by the end where there is none."""
         if not self.scores:
             for episode in live:
                 episode.finish = "stop"
             return
-        answers = self.host.ask([(each.number, self._step_message(each)) for each in live])
+        answers = self.host.ask([(episode.number, self._step_message(episode)) for episode in live])
         for episode, answer in zip(live, answers, strict=True):
             if isinstance(answer, Failure):
                 episode.fail(self._noted(f"step {episode.replies}", answer))
@@ -220,11 +220,11 @@ class Game:
 
 def plain_problem(problem: Problem) -> dict[str, Any]:
     """A problem as environments get it: the data's columns, its id, prompt and answer."""
-    prompt = problem.prompt if isinstance(problem.prompt, str) else [dict(each) for each in problem.prompt]
+    prompt = problem.prompt if isinstance(problem.prompt, str) else [dict(message) for message in problem.prompt]
     return {**problem.data, "id": problem.id, "prompt": prompt, "answer": problem.answer}
 
 
 def _each_in_turn(called: Sequence[tuple[Episode, list[Call]]]) -> Iterator[list[tuple[Episode, Call]]]:
     """The first call of each episode, then the second of each that has one, and so on."""
-    for place in range(max((len(calls) for _, calls in called), default=0)):
-        yield [(episode, calls[place]) for episode, calls in called if place < len(calls)]
+    for index in range(max((len(calls) for _, calls in called), default=0)):
+        yield [(episode, calls[index]) for episode, calls in called if index < len(calls)]

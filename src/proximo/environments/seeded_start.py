@@ -7,7 +7,7 @@ class Starting(Protocol):
     """An environment whose first observation is the prompt."""
 
     def start(self, seed: int) -> str:
-        """Begin anew with this seed; what there is to see."""
+        """Begin anew with this seed; returns what there is to see."""
         ...
 
 

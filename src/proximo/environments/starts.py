@@ -29,7 +29,7 @@ class Starts:
     held_out: int = 100
     """Number of held-out starts; their seeds are drawn separately from those of training."""
     chat: bool = True
-    """Whether a prompt is a user's message. False: a text."""
+    """True: a prompt is a user's message. False: a text."""
 
     while_sampling = True
 
@@ -40,11 +40,11 @@ class Starts:
         return None if split == "train" else self.held_out
 
     def problem(self, index: int, split: Split, seed: int) -> Problem:
-        place, number = numbered("starts", index, split, seed, self.held_out)
+        start, number = numbered("starts", index, split, seed, self.held_out)
         drawn = number % 2**31
         text = "\n\n".join(filter(None, (self.instruction, self._environment.start(drawn))))
         prompt = ({"role": "user", "content": text},) if self.chat else text
-        return Problem(f"start-{split}-{place}", prompt, None, {"start": drawn})
+        return Problem(f"start-{split}-{start}", prompt, None, {"start": drawn})
 
     @cached_property
     def _environment(self) -> Starting:

@@ -15,7 +15,7 @@ from proximo.types import Problem
 
 NAME, KEY, VALUE = "some_tool", "some_argument", "some_value"
 THOUGHT, THOUGHT_ENDS = "<think>", "</think>"
-"""Around what a model thinks before it replies: no call in it is made."""
+"""Marks around what a model thinks before it replies: no call in it is made."""
 USER: Mapping[str, Any] = {"role": "user", "content": "Hello"}
 SAYING: Mapping[str, Any] = {"role": "assistant", "content": "something else"}
 CALLING: Mapping[str, Any] = {
@@ -32,15 +32,15 @@ class Call:
     name: str
     arguments: Mapping[str, Any]
     mistake: str = ""
-    """What is wrong with how it was written; empty: nothing."""
+    """Mistake in how it was written; empty: none."""
 
 
 @dataclass(frozen=True)
 class CallFormat:
-    """How a family of models writes a call: a JSON object between two marks."""
+    """The format in which a family of models writes a call: a JSON object between two marks."""
 
     opening: str
-    """Empty: the reply is the object itself, as with Llama 3."""
+    """Text before the object. Empty: the reply is the object itself, as with Llama 3."""
     closing: str
     arguments: str
     """Key of the arguments."""
@@ -56,14 +56,14 @@ class CallFormat:
 
     def _read(self, text: str, tools: Sequence[str]) -> list[Call]:
         try:
-            found = json.loads(text)
+            parsed = json.loads(text)
         except (ValueError, RecursionError) as error:
             return [Call("", {}, f"the call is not JSON: {error}")] if self.opening else []
-        return [self._call(each, tools) for each in (found if isinstance(found, list) else [found])]
+        return [self._call(call, tools) for call in (parsed if isinstance(parsed, list) else [parsed])]
 
-    def _call(self, found: Any, tools: Sequence[str]) -> Call:
-        name = found.get("name") if isinstance(found, dict) else None
-        arguments = found.get(self.arguments, {}) if isinstance(found, dict) else None
+    def _call(self, call: Any, tools: Sequence[str]) -> Call:
+        name = call.get("name") if isinstance(call, dict) else None
+        arguments = call.get(self.arguments, {}) if isinstance(call, dict) else None
         if not isinstance(name, str) or not isinstance(arguments, dict):
             return Call("", {}, f'a call is {{"name": ..., "{self.arguments}": {{...}}}}')
         if name not in tools:
@@ -98,13 +98,13 @@ def call_format(tokenizer: PreTrainedTokenizerBase) -> CallFormat:
         return HERMES
     start, end = text.rfind("{", 0, text.index(NAME)), text.find("}", text.find(VALUE))
     try:
-        found = json.loads(text[start : text.index("}", end + 1) + 1])
+        call = json.loads(text[start : text.index("}", end + 1) + 1])
     except ValueError:
         raise ValueError(
             f"the chat template writes a call as {text[len(asked) :][:120]!r}, which is no JSON object with its "
             "arguments: such calls cannot be read; use another template"
         ) from None
-    key = next((key for key, value in found.items() if value == {KEY: VALUE}), "arguments")
+    key = next((key for key, value in call.items() if value == {KEY: VALUE}), "arguments")
     before, after = text[:start], text[text.index("}", end + 1) + 1 :]
     opening = before[len(asked) :] if before.startswith(asked) else before.rpartition("\n\n")[2]
     ends = tokenizer.eos_token if isinstance(tokenizer.eos_token, str) else ""
@@ -120,8 +120,8 @@ def schema_of(path: str) -> dict[str, Any]:
 
     try:
         function = load_function(path)
-        own = getattr(function, "schema", None)
-        return own if isinstance(own, dict) else get_json_schema(function)
+        schema = getattr(function, "schema", None)
+        return schema if isinstance(schema, dict) else get_json_schema(function)
     except ValueError:
         raise
     except Exception as error:
@@ -138,19 +138,19 @@ def with_tools(tokenizer: PreTrainedTokenizerBase, problem: Problem, schemas: Se
     assert not isinstance(problem.prompt, str)
     if _shows_tools(tokenizer, problem, schemas):
         return replace(problem, chat_template_kwargs={**problem.chat_template_kwargs, "tools": list(schemas)})
-    told, (first, *others) = _described(schemas, call_format(tokenizer)), problem.prompt
+    description, (first, *others) = _described(schemas, call_format(tokenizer)), problem.prompt
     if first["role"] == "system":
-        return replace(problem, prompt=({**first, "content": f"{first['content']}\n\n{told}"}, *others))
-    asked = ({"role": "system", "content": told}, *problem.prompt)
+        return replace(problem, prompt=({**first, "content": f"{first['content']}\n\n{description}"}, *others))
+    asked = ({"role": "system", "content": description}, *problem.prompt)
     if _text(tokenizer, asked, problem.chat_template_kwargs):
         return replace(problem, prompt=asked)
-    return replace(problem, prompt=({**first, "content": f"{told}\n\n{first['content']}"}, *others))
+    return replace(problem, prompt=({**first, "content": f"{description}\n\n{first['content']}"}, *others))
 
 
 def _shows_tools(tokenizer: PreTrainedTokenizerBase, problem: Problem, schemas: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether the chat template writes more of a tool's name if it is given the tools."""
+    """Tell whether the chat template writes more of a tool's name if it is given the tools."""
     arguments, name = problem.chat_template_kwargs, str(schemas[0]["function"]["name"])
-    shown = _text(tokenizer, problem.prompt, {**arguments, "tools": [dict(each) for each in schemas]})
+    shown = _text(tokenizer, problem.prompt, {**arguments, "tools": [dict(schema) for schema in schemas]})
     return shown.count(name) > _text(tokenizer, problem.prompt, arguments).count(name)
 
 
@@ -164,6 +164,6 @@ def _text(tokenizer: PreTrainedTokenizerBase, prompt: Any, arguments: Mapping[st
 
 def _described(schemas: Sequence[Mapping[str, Any]], form: CallFormat) -> str:
     """The tools as text."""
-    listed = "\n".join(json.dumps(each, ensure_ascii=False) for each in schemas)
+    listed = "\n".join(json.dumps(schema, ensure_ascii=False) for schema in schemas)
     example = f'{form.opening}{{"name": "the function", "{form.arguments}": {{...}}}}{form.closing}'
     return f"You may call these functions:\n{listed}\nTo call one, reply with {example}"

@@ -36,27 +36,27 @@ def serve(requests: int, answers: int) -> None:
     worker.begin(job)
     worker.raise_open_files()  # each episode has a socket here
     try:
-        found = _load(job)
+        loaded = _load(job)
     except BaseException as error:  # a user's module may raise anything while it is imported
         channel.send(answers, {"refused": worker.described(error)})
         return
     channel.send(answers, {"ready": True})
-    episodes = Episodes(*found, job["max_characters"], (requests, answers))
+    episodes = Episodes(*loaded, job["max_characters"], (requests, answers))
     while (request := channel.receive(requests)) is not None:
         channel.send(answers, {"id": request["id"], "answers": episodes.do(request["arguments"])})
 
 
 def _load(job: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """What makes an environment, or None, and the tools by name."""
+    """Load what makes an environment, or None, and the tools by name."""
     modules: dict[str, Any] = {}
 
-    def named(place: str, name: str) -> Any:
-        module = modules[place] = modules.get(place) or worker.load(place)
-        if not callable(found := vars(module).get(name)):
-            raise ValueError(f"{place} has no class or function {name}; it has {', '.join(worker.functions(module))}")
-        return found
+    def named(path: str, name: str) -> Any:
+        module = modules[path] = modules.get(path) or worker.load(path)
+        if not callable(member := vars(module).get(name)):
+            raise ValueError(f"{path} has no class or function {name}; it has {', '.join(worker.functions(module))}")
+        return member
 
-    tools = {name: named(place, name) for place, name in job["tools"]}
+    tools = {name: named(path, name) for path, name in job["tools"]}
     if job["environment"] is None:
         return None, tools
     kind, arguments = named(*job["environment"]), job["arguments"]
@@ -69,7 +69,7 @@ class Episodes:
     """The processes of the episodes, by their numbers."""
 
     def __init__(self, make: Any, tools: dict[str, Any], max_characters: int, inherited: Sequence[int]) -> None:
-        self._make, self._tools, self._most = make, tools, max_characters
+        self._make, self._tools, self._max_characters = make, tools, max_characters
         self._inherited = inherited
         self._sockets: dict[int, socket.socket] = {}
         self._pids: dict[int, int] = {}
@@ -91,11 +91,11 @@ class Episodes:
             asked.append(number)
             with contextlib.suppress(OSError, KeyError):  # it has died: it gives no answer
                 self._sockets[number].sendall(channel.encoded(message))
-        found = self._answers(asked, request["seconds"], request["cores"]) | refused
+        answers = self._answers(asked, request["seconds"], request["cores"]) | refused
         for number in asked:
-            if found[number] is None:
+            if answers[number] is None:
                 self._end(number)
-        return [found[number] for number in asked]
+        return [answers[number] for number in asked]
 
     def _start(self, number: int, message: Mapping[str, Any]) -> None:
         ours, theirs = socket.socketpair()
@@ -105,8 +105,8 @@ class Episodes:
             with contextlib.suppress(BaseException):
                 for held in self._inherited:
                     os.close(held)
-                for each in self._sockets.values():
-                    each.close()
+                for connection in self._sockets.values():
+                    connection.close()
                 _silence()
                 self._live(theirs, message)
             os._exit(0)
@@ -114,15 +114,15 @@ class Episodes:
         self._pids[number] = pid
 
     def _why(self, error: OSError) -> str:
-        """Why no further episode can be started."""
+        """Say why no further episode can be started."""
         message = f"{error.strerror} with {len(self._sockets)} episodes at once"
         if error.errno != errno.EMFILE:
             return message
-        most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        return f"{message}: the limit of open files is {most}, raise it (ulimit -Hn) or run fewer at once"
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        return f"{message}: the limit of open files is {limit}, raise it (ulimit -Hn) or run fewer at once"
 
-    def _live(self, own: socket.socket, message: Mapping[str, Any]) -> None:
-        """In the process of an episode: reset, then answer what is asked."""
+    def _live(self, connection: socket.socket, message: Mapping[str, Any]) -> None:
+        """Run an episode's process: reset, then answer what is asked."""
         os.setsid()
         from proximo.environments.instance import Instance
 
@@ -134,12 +134,12 @@ class Episodes:
         instance: list[Instance] = []
 
         def reset() -> dict[str, Any]:
-            instance.append(Instance(self._make, self._tools, finish, self._most))
+            instance.append(Instance(self._make, self._tools, finish, self._max_characters))
             return instance[0].answer(message)
 
-        own.sendall(channel.encoded(worker.guarded(reset, message["seed"])))
-        while (asked := channel.receive(own.fileno())) is not None:
-            own.sendall(channel.encoded(worker.guarded(lambda: instance[0].answer(asked), asked["seed"])))
+        connection.sendall(channel.encoded(worker.guarded(reset, message["seed"])))
+        while (asked := channel.receive(connection.fileno())) is not None:
+            connection.sendall(channel.encoded(worker.guarded(lambda: instance[0].answer(asked), asked["seed"])))
 
     def _answers(self, numbers: Sequence[int], seconds: float, cores: float) -> dict[int, Any]:
         """The next message of each; None of those that died, or that have not answered in time."""
@@ -185,7 +185,7 @@ class Episodes:
 
 
 def _silence() -> None:
-    """What an episode prints is read by nothing, so that it cannot be too much."""
+    """Throw away what an episode prints, so that it cannot be too much."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for stream in (1, 2):
         os.dup2(nowhere, stream)
@@ -193,7 +193,7 @@ def _silence() -> None:
 
 
 def _read(descriptor: int) -> bytes:
-    """What an episode has sent; nothing of one that has died, also where it died before it read what it was asked."""
+    """Read what an episode has sent; nothing of one that has died, also where it died before it read its request."""
     try:
         return os.read(descriptor, 1 << 16)
     except ConnectionResetError:

@@ -15,7 +15,7 @@ from proximo.rewards.protocol import Grader
 from proximo.rewards.text import ExactMatch, FormatReward
 
 Reward = ExactMatch | FormatReward | MathVerify | PythonFunction | Judge | GivenFunction | Grader
-"""What a config may name: one of ours, or any Grader from a file, type = "my_file.py:MyReward"."""
+"""Rewards that a config may name: one of ours, or any Grader from a file, type = "my_file.py:MyReward"."""
 
 __all__ = [
     "ExactMatch",

@@ -1,4 +1,4 @@
-"""How a reward function is called: as TRL, verl or verifiers calls it, known by its parameters.
+"""Calls of reward functions: as TRL, verl or verifiers calls them, known by their parameters.
 
 Runs inside a worker too, which loads it by its file: it imports nothing heavy.
 """
@@ -21,7 +21,7 @@ if TYPE_CHECKING:  # half of what a worker imports, and only `async def` needs i
     import asyncio
 
 Columns = Mapping[str, Any]
-"""What a call has: prompts, completions, answers and the data's columns, each with one entry for each completion."""
+"""Data of a call: prompts, completions, answers and the data's columns, each with one entry for each completion."""
 Function = Callable[..., Any]
 
 TRL = "TRL's f(prompts, completions, **columns)"
@@ -46,9 +46,9 @@ class Adapted:
 
     function: Any
     form: str
-    """One of the forms above."""
+    """Form of the call: one of those above."""
     headers: tuple[str, ...] = ()
-    """Where an answer begins in a text with its prompt, of a function that takes such texts."""
+    """Texts behind which an answer begins, of a function that takes texts with their prompts."""
 
     def __call__(self, columns: Columns, count: int) -> list[Any]:
         """A score for each completion, of any type."""
@@ -58,10 +58,10 @@ class Adapted:
             return listed(finished(self.function(**_for_trl(self.function, columns))), count)
         if self.form == VERL_BATCH:
             plural = {f"{name}s": [row.get(name) for row in _verl_rows(columns, count)] for name in _VERL}
-            return [_score(each) for each in listed(finished(self.function(**accepted(self.function, plural))), count)]
+            return [_score(item) for item in listed(finished(self.function(**accepted(self.function, plural))), count)]
         of_verl = self.form in (VERL, VERL_WHOLE)
         rows = _verl_rows(columns, count, self.headers) if of_verl else _verifiers_rows(columns, count)
-        return [_score(each) for each in _each(self.function, rows)]
+        return [_score(item) for item in _each(self.function, rows)]
 
 
 def adapted(function: Any) -> Adapted:
@@ -94,16 +94,16 @@ _REST = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 def _parameters(function: Any) -> tuple[set[str], bool]:
     """The names of a function's parameters, and whether it takes any other keyword."""
     try:
-        found = inspect.signature(function).parameters.values()
+        parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):  # some functions written in C have none
         return set(), True
-    names = {each.name for each in found if each.kind not in _REST}
-    return names, any(each.kind is inspect.Parameter.VAR_KEYWORD for each in found)
+    names = {parameter.name for parameter in parameters if parameter.kind not in _REST}
+    return names, any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters)
 
 
 def _required(function: Any) -> set[str]:
-    found = inspect.signature(function).parameters.values()
-    return {each.name for each in found if each.default is each.empty and each.kind not in _REST}
+    parameters = inspect.signature(function).parameters.items()
+    return {name for name, its in parameters if its.default is its.empty and its.kind not in _REST}
 
 
 def accepted(function: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -119,7 +119,7 @@ def _for_trl(function: Any, columns: Columns) -> dict[str, Any]:
     """The columns, and what TRL's trainer gives besides, to a function that names it: here without effect."""
     trainers = {"trainer_state": None, "log_extra": _nothing, "log_metric": _nothing, "environments": None}
     names, _ = _parameters(function)
-    return accepted(function, columns) | {n: each for n, each in trainers.items() if n in names and n not in columns}
+    return accepted(function, columns) | {n: value for n, value in trainers.items() if n in names and n not in columns}
 
 
 def _nothing(*_: Any, **__: Any) -> None:
@@ -136,7 +136,7 @@ _HEADER = re.compile(
     r"|<start_of_turn>\s*model|<.Assistant.>|\[/INST\]|###\s*(?:Response|Assistant):|\bassistant:",
     re.IGNORECASE,
 )
-"""What stands before an answer in a text with its prompt."""
+"""Header before an answer in a text with its prompt."""
 _TAKING = frozenset(
     ("split", "rsplit", "partition", "rpartition", "find", "rfind", "index", "rindex", "search", "match")
 )
@@ -148,18 +148,18 @@ MAX_FUNCTIONS = 200
 def _headers(function: Any) -> tuple[str, ...]:
     """Headers behind which the function, or one that it calls, looks for the answer: verl gave its functions the prompt
     and the answer in one text before it gave them the answer alone, with the same parameters."""
-    found: dict[str, None] = {}
-    for each in _reachable(function):
-        steps = _steps(each.__code__)
+    headers: dict[str, None] = {}
+    for called in _reachable(function):
+        steps = _steps(called.__code__)
         if any(step.argval in _TAKING for step in steps if isinstance(step.argval, str)):
-            texts = [_text_of(step, each) for place, step in enumerate(steps) if not _is_asked_for(steps, place)]
-            found |= {match[0]: None for text in texts for match in _HEADER.finditer(text.replace("\\", ""))}
-    return tuple(found)
+            texts = [_text_of(step, called) for index, step in enumerate(steps) if not _is_asked_for(steps, index)]
+            headers |= {match[0]: None for text in texts for match in _HEADER.finditer(text.replace("\\", ""))}
+    return tuple(headers)
 
 
 def _steps(code: CodeType) -> list[dis.Instruction]:
     """The instructions of a function, those of functions inside it included."""
-    inside = [step for each in code.co_consts if isinstance(each, CodeType) for step in _steps(each)]
+    inside = [step for constant in code.co_consts if isinstance(constant, CodeType) for step in _steps(constant)]
     return [*dis.get_instructions(code), *inside]
 
 
@@ -169,9 +169,9 @@ def _text_of(step: dis.Instruction, function: Any) -> str:
     return value if isinstance(value, str) and step.opname.startswith(("LOAD_CONST", "LOAD_GLOBAL")) else ""
 
 
-def _is_asked_for(steps: Sequence[dis.Instruction], place: int) -> bool:
-    """Whether what is loaded is only looked for, `"Assistant:" in text`."""
-    return any(step.opname == "CONTAINS_OP" for step in steps[place + 1 : place + 3])
+def _is_asked_for(steps: Sequence[dis.Instruction], index: int) -> bool:
+    """Tell whether what is loaded is only looked for, `"Assistant:" in text`."""
+    return any(step.opname == "CONTAINS_OP" for step in steps[index + 1 : index + 3])
 
 
 def _reachable(function: Any) -> list[Any]:
@@ -187,8 +187,8 @@ def _reachable(function: Any) -> list[Any]:
         seen.append(current)
         names = current.__code__.co_names
         for named in map(current.__globals__.get, names):
-            of_module = [vars(named).get(each) for each in names] if inspect.ismodule(named) else [named]
-            waiting += [each for each in of_module if inspect.isfunction(each)]
+            of_module = [vars(named).get(name) for name in names] if inspect.ismodule(named) else [named]
+            waiting += [member for member in of_module if inspect.isfunction(member)]
     return seen
 
 
@@ -200,8 +200,8 @@ def _verl_rows(columns: Columns, count: int, headers: Sequence[str] = ()) -> lis
         rule = row.get("reward_model")
         truth = rule.get("ground_truth") if isinstance(rule, Mapping) else row.get("ground_truth")
         known = {"data_source": row["data_source"]} if row.get("data_source") is not None else {}
-        said = _text(row["completions"])
-        known["solution_str"] = _whole(row["prompts"], said, headers) if headers else said
+        text = _text(row["completions"])
+        known["solution_str"] = _whole(row["prompts"], text, headers) if headers else text
         known["ground_truth"] = row.get("answer") if truth is None else truth
         known["extra_info"] = row.get("extra_info") or {}
         rows.append(known)
@@ -210,7 +210,7 @@ def _verl_rows(columns: Columns, count: int, headers: Sequence[str] = ()) -> lis
 
 def _whole(prompt: Any, answer: str, headers: Sequence[str]) -> str:
     """Prompt and answer in one text, with a header between them if the prompt has none."""
-    asked = prompt if isinstance(prompt, str) else "\n".join(str(each["content"]) for each in prompt)
+    asked = prompt if isinstance(prompt, str) else "\n".join(str(message["content"]) for message in prompt)
     if any(header in asked for header in headers):
         return asked + answer
     return f"{asked}\n{headers[0]}\n{answer}"
@@ -221,7 +221,7 @@ def _text(completion: Any) -> str:
 
 
 def _score(result: Any) -> Any:
-    """verl's functions may return a dictionary with the score and further numbers."""
+    """Take the score out of a dictionary with further numbers, as verl's functions may return one."""
     if isinstance(result, Mapping):
         if "score" not in result:
             raise Junk(f"it returned {short(result)}, a dictionary without 'score'")
@@ -246,7 +246,7 @@ def _verifiers_rows(columns: Columns, count: int) -> list[dict[str, Any]]:
 
 
 def _is_rubric(thing: Any) -> bool:
-    """Whether it is a verifiers Rubric: an object with functions and as many weights."""
+    """Tell whether it is a verifiers Rubric: an object with functions and as many weights."""
     return not inspect.isclass(thing) and all(
         isinstance(getattr(thing, name, None), list) for name in ("funcs", "weights")
     )
@@ -272,7 +272,7 @@ def _rubric(rubric: Any, columns: Columns, count: int) -> list[Any]:
 def _each(function: Function, rows: list[dict[str, Any]]) -> list[Any]:
     """The function's result for each row; those of an `async def` are awaited together."""
     results = [function(**accepted(function, row)) for row in rows]
-    if not any(inspect.isawaitable(each) for each in results):
+    if not any(inspect.isawaitable(result) for result in results):
         return results
 
     async def together() -> list[Any]:
@@ -302,7 +302,7 @@ def finished(result: Any) -> Any:
 
 
 _LOOPS: "dict[int, asyncio.AbstractEventLoop]" = {}
-"""This process's event loop, by its id: one that was forked off has none."""
+"""Event loop of this process, by its id: one that was forked off has none."""
 _STARTING = threading.Lock()
 
 
@@ -312,15 +312,15 @@ def _loop() -> "asyncio.AbstractEventLoop":
     import asyncio
 
     with _STARTING:
-        found = _LOOPS.get(os.getpid())
-        if found is None:
-            found = _LOOPS[os.getpid()] = asyncio.new_event_loop()
-            threading.Thread(target=found.run_forever, name="async rewards", daemon=True).start()
-        return found
+        loop = _LOOPS.get(os.getpid())
+        if loop is None:
+            loop = _LOOPS[os.getpid()] = asyncio.new_event_loop()
+            threading.Thread(target=loop.run_forever, name="async rewards", daemon=True).start()
+        return loop
 
 
 def is_async(function: Any) -> bool:
-    """Whether a function, an object that is called, or a partial of one, is `async def`."""
+    """Tell whether a function, an object that is called, or a partial of one, is `async def`."""
     while isinstance(function, partial):
         function = function.func
     called = type(function).__call__ if callable(function) else None
@@ -332,8 +332,8 @@ def listed(result: Any, count: int) -> list[Any]:
         raise Junk(f"it returned {short(result)}, not a list of {count} numbers")
     scores = list(itertools.islice(result, count + 1))
     if len(scores) != count:
-        found = "more" if len(scores) > count else str(len(scores))
-        raise Junk(f"it returned {found} scores for {count} completions")
+        number = "more" if len(scores) > count else str(len(scores))
+        raise Junk(f"it returned {number} scores for {count} completions")
     return scores
 
 

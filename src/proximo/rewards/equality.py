@@ -1,4 +1,4 @@
-"""Whether expressions are equal. Runs inside a worker, as sympy may never finish; imports nothing of Proximo."""
+"""Equality of expressions. Runs inside a worker, as sympy may never finish; imports nothing of Proximo."""
 
 import logging
 import re
@@ -33,4 +33,4 @@ def _equal(answer: str, text: str) -> float | None:
 
 def _in_digits(text: str) -> str:
     """Numbers with an exponent written out: 1e5 as 100000."""
-    return _POWER.sub(lambda found: f"{Decimal(found[0]):f}", text)
+    return _POWER.sub(lambda match: f"{Decimal(match[0]):f}", text)

@@ -10,7 +10,7 @@ from proximo.config.plugins import place_of
 from proximo.rewards.grading import grading
 from proximo.rewards.protocol import Waiting
 from proximo.rewards.scoring import Answer, ask, groups, noted
-from proximo.rewards.workers import Crew, Job, check_at_once, check_seconds
+from proximo.rewards.workers import FunctionJob, WorkerPool, check_at_once, check_seconds
 from proximo.types import Completion, Problem
 
 
@@ -45,7 +45,7 @@ class PythonFunction(metaclass=_TakesFunctions):
     """Memory limit for the function's own data, above which it gets a MemoryError. Shared memory is not counted.
     If the machine itself runs out of memory, the kernel kills this process before the trainer."""
     siblings: bool = False
-    """Whether the function compares the completions of a group. If it fails, the whole group is unscored, since
+    """True if the function compares the completions of a group. If it fails, the whole group is unscored, since
     completions cannot be tried alone."""
     at_once: int = 64
     """Maximum calls at the same time, each in a process of its own. Only functions that mostly wait, for a server or a
@@ -57,8 +57,8 @@ class PythonFunction(metaclass=_TakesFunctions):
     needs_answer = False
 
     def __post_init__(self) -> None:
-        place, _, function = self.path.rpartition(":") if isinstance(self.path, str) else ("", "", "")
-        if not place or not function.isidentifier():
+        module, _, function = self.path.rpartition(":") if isinstance(self.path, str) else ("", "", "")
+        if not module or not function.isidentifier():
             raise ValueError(
                 f"reward.path is {self.path!r}: give a function, package.module:function or file.py:function"
             )
@@ -70,46 +70,47 @@ class PythonFunction(metaclass=_TakesFunctions):
 
     def __call__(self, problems: Sequence[Problem], completions: Sequence[Completion]) -> list[float | None]:
         with grading() as active:
-            calls = self._calls(active.crew(self._job, self.at_once), problems, completions)
+            calls = self._calls(active.workers(self._job, self.at_once), problems, completions)
             if len(calls) == 1:  # on this thread, so that an interrupt ends the call too
-                [(call, said)] = calls
-                return noted(call(), said, grader=self.path)
+                [(call, siblings)] = calls
+                return noted(call(), siblings, grader=self.path)
             return self.begin(problems, completions)()
 
     def begin(self, problems: Sequence[Problem], completions: Sequence[Completion]) -> Waiting[list[float | None]]:
         """Begin one call for each group, as far as calls may run at once."""
         with grading() as active:
-            crew = active.crew(self._job, self.at_once)
-            begun = [(crew.begin(work), said) for work, said in self._calls(crew, problems, completions)]
+            pool = active.workers(self._job, self.at_once)
+            begun = [(pool.begin(work), siblings) for work, siblings in self._calls(pool, problems, completions)]
 
         def finish() -> list[float | None]:
-            return [score for answer, said in begun for score in noted(answer(), said, grader=self.path)]
+            return [score for answer, siblings in begun for score in noted(answer(), siblings, grader=self.path)]
 
         return finish
 
     def _calls(
-        self, crew: Crew, problems: Sequence[Problem], completions: Sequence[Completion]
+        self, pool: WorkerPool, problems: Sequence[Problem], completions: Sequence[Completion]
     ) -> list[tuple[Waiting[Answer], Sequence[Completion]]]:
         """One call for each group, and the completions that it is about."""
-        call = partial(ask, crew, alone=not self.siblings)
-        return [(partial(call, columns_of(asked, said)), said) for asked, said in groups(problems, completions)]
+        call = partial(ask, pool, alone=not self.siblings)
+        grouped = groups(problems, completions)
+        return [(partial(call, columns_of(asked, siblings)), siblings) for asked, siblings in grouped]
 
     @property
-    def _job(self) -> Job:
-        return Job(self.path, self.seconds, self.memory_mb, is_users=True)
+    def _job(self) -> FunctionJob:
+        return FunctionJob(self.path, self.seconds, self.memory_mb, is_users=True)
 
     @property
     def label(self) -> str:
-        """Names its part of the reward."""
+        """Name of its part of the reward."""
         return self.path.rpartition(":")[2]
 
     def reference(self, problem: Problem) -> str | None:
-        """None: only the function knows what it likes."""
+        """Return None: only the function knows what it likes."""
         return None
 
 
 def check_range(declared: tuple[float, float] | None, of: str = "reward") -> None:
-    """Of the field `reward_range`."""
+    """Check the field `reward_range`."""
     if declared is not None and not -math.inf < declared[0] < declared[1] < math.inf:
         raise ValueError(
             f"{of}.reward_range is {declared}: give what a wrong answer earns and then what a right one earns, which "
@@ -118,13 +119,13 @@ def check_range(declared: tuple[float, float] | None, of: str = "reward") -> Non
 
 
 def _place_of(function: object) -> str:
-    place = place_of(function)
-    if place is None:
+    path = place_of(function)
+    if path is None:
         raise ValueError(
             f"reward.path is {function!r}, which another process cannot find: write it as a function of its own into a "
             "file and give 'path/to/file.py:function'"
         )
-    return place
+    return path
 
 
 def columns_of(problems: Sequence[Problem], completions: Sequence[Completion]) -> dict[str, list[Any]]:

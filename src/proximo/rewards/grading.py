@@ -1,4 +1,4 @@
-"""What the graders of one run share: the count of their failures, and the processes of its reward functions.
+"""State that the graders of one run share: the count of their failures, the processes of its reward functions.
 
 A task or a reward is a value that several runs may hold, and its signature has no room for the run it grades for. So
 the run's `Grading` is found through a context variable: set by the run on its own thread, copied to the thread that
@@ -17,7 +17,7 @@ from proximo.processes.child import NodePlaces
 from proximo.processes.failures import Failure, Tally
 from proximo.processes.pool import Threads
 from proximo.rewards.judges.usage import Usage
-from proximo.rewards.workers import Crew, Job
+from proximo.rewards.workers import FunctionJob, WorkerPool
 
 
 class Closes(Protocol):
@@ -47,11 +47,11 @@ class Grading:
         self.failed = Tally()
         """Errors that replies of the policy have caused in an environment: their episodes have the lowest reward."""
         self.usage = Usage("judge")
-        """What judges cost."""
+        """Requests and seconds that judges cost."""
         self.episodes = Usage("episode")
         """Number of the episodes of training, and their seconds."""
         self.notices: list[str] = []
-        """What else a person should know; the loop takes them out."""
+        """Further lines that a person should know; the loop takes them out."""
         self.forms: dict[str, str] = {}
         """How reward functions that were given in Python are called, by their names."""
         # What is first here is closed last: workers end before the places that they run at.
@@ -60,15 +60,15 @@ class Grading:
         self._ended = weakref.finalize(self, _close, self._shared)
 
     def shared(self, key: Hashable, make: Callable[[], Shared]) -> Shared:
-        """What all calls of one reward share, made when it is first asked for."""
+        """Get what all calls of one reward share; the first call makes it."""
         with self._lock:
             if key not in self._shared:
                 self._shared[key] = make()
             return cast(Shared, self._shared[key])
 
-    def crew(self, job: Job, at_once: int = 1) -> Crew:
+    def workers(self, job: FunctionJob, at_once: int = 1) -> WorkerPool:
         """The processes of a reward function; the same ones for equal jobs."""
-        return self.shared(job, lambda: Crew(job, at_once, self.places))
+        return self.shared(job, lambda: WorkerPool(job, at_once, self.places))
 
     def threads(self, of: Hashable, at_once: int) -> Threads:
         """Threads of a reward that waits in this process; the same ones for equal rewards."""
@@ -81,7 +81,7 @@ class Grading:
     def called(self) -> list[str]:
         """A line for each reward function of a user's that was called: as whose."""
         forms = {
-            worker.job.path: worker.form for worker in self._shared.values() if isinstance(worker, Crew) and worker.form
+            pool.job.path: pool.form for pool in self._shared.values() if isinstance(pool, WorkerPool) and pool.form
         } | self.forms
         return [f"reward {name}: called as {form}" for name, form in forms.items()]
 
@@ -91,7 +91,7 @@ class Grading:
 
     @contextmanager
     def active(self) -> Iterator["Grading"]:
-        """Graders called inside, on this thread or in a copy of its context, use this one."""
+        """Give this one to graders called inside, on this thread or in a copy of its context."""
         token = _CURRENT.set(self)
         try:
             yield self
@@ -104,16 +104,16 @@ _CURRENT: ContextVar[Grading] = ContextVar("grading")
 
 @contextmanager
 def grading() -> Iterator[Grading]:
-    """The active one; where none is active, a new one that ends with the block."""
+    """Open the active `Grading`; where none is active, a new one that ends with the block."""
     if (active := _CURRENT.get(None)) is not None:
         yield active
         return
-    own = Grading()
+    new = Grading()
     try:
-        with own.active():
-            yield own
+        with new.active():
+            yield new
     finally:
-        own.close()
+        new.close()
 
 
 def note_failure(grader: str, failure: Failure) -> None:
@@ -124,5 +124,5 @@ def note_failure(grader: str, failure: Failure) -> None:
 
 def _close(shared: dict[Hashable, Closes]) -> None:
     while shared:
-        _, each = shared.popitem()
-        each.close()
+        _, held = shared.popitem()
+        held.close()

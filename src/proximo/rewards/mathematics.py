@@ -9,7 +9,7 @@ from pathlib import Path
 from proximo.rewards.grading import grading
 from proximo.rewards.scoring import score, score_or_pass
 from proximo.rewards.text import ExactMatch
-from proximo.rewards.workers import Job, check_seconds
+from proximo.rewards.workers import FunctionJob, check_seconds
 from proximo.types import Completion, Problem
 
 MEMORY_MB = 2048
@@ -38,8 +38,8 @@ class MathVerify:
 
     def final_answer(self, completion: Completion) -> str | None:
         """The expression in the last \\boxed{}, else the last number, as written."""
-        found = boxed(completion.text)
-        return found if found is not None else ExactMatch(last_number=True).final_answer(completion)
+        expression = boxed(completion.text)
+        return expression if expression is not None else ExactMatch(last_number=True).final_answer(completion)
 
     def united(self, answers: Sequence[str]) -> list[str]:
         """Each answer, or the first of them that math-verify finds equal to it: ½ and 0.5 are one."""
@@ -57,24 +57,24 @@ class MathVerify:
         if not others:
             return answer
         columns = {"answers": [marked(other) for other in others], "texts": [marked(answer)] * len(others)}
-        said = [Completion((), (), answer, "stop")] * len(others)
-        found = score_or_pass(self._job, said, columns, grader="MathVerify")
-        return next((other for other, is_equal in zip(others, found, strict=True) if is_equal == 1), answer)
+        completions = [Completion((), (), answer, "stop")] * len(others)
+        scores = score_or_pass(self._job, completions, columns, grader="MathVerify")
+        return next((other for other, is_equal in zip(others, scores, strict=True) if is_equal == 1), answer)
 
     @property
-    def _job(self) -> Job:
-        return Job(f"{Path(__file__).with_name('equality.py')}:equal", self.seconds, MEMORY_MB)
+    def _job(self) -> FunctionJob:
+        return FunctionJob(f"{Path(__file__).with_name('equality.py')}:equal", self.seconds, MEMORY_MB)
 
     def reference(self, problem: Problem) -> str | None:
         """A completion that scores 1."""
         return None if problem.answer is None else marked(str(problem.answer))
 
-    def _score(self, answer: object, said: Completion) -> float:
+    def _score(self, answer: object, completion: Completion) -> float:
         if answer is None:
             return math.nan
-        columns = {"answers": [marked(str(answer))], "texts": [said.text]}
-        [found] = score(self._job, [said], columns, grader="MathVerify")
-        return found
+        columns = {"answers": [marked(str(answer))], "texts": [completion.text]}
+        [value] = score(self._job, [completion], columns, grader="MathVerify")
+        return value
 
 
 def marked(answer: str) -> str:
@@ -88,8 +88,8 @@ def boxed(text: str) -> str | None:
     """The content of the last \\boxed{}, without spaces; None if there is none, or if it does not end."""
     _, mark, rest = text.rpartition("\\boxed{")
     depth = 1
-    for place, character in enumerate(rest if mark else ""):
+    for index, character in enumerate(rest if mark else ""):
         depth += (character == "{") - (character == "}")
         if depth == 0:
-            return "".join(rest[:place].split())
+            return "".join(rest[:index].split())
     return None

@@ -21,7 +21,7 @@ from proximo.types import Completion, Problem
 AT_ONCE = 64
 """Maximum calls of an `async def` function at the same time."""
 Function = Callable[..., Any]
-"""Called as TRL, verl or verifiers calls it; TRL's f(prompts=…, completions=…, **columns) returns a list of numbers."""
+"""Function in the form of TRL, verl or verifiers; TRL's f(prompts=…, completions=…, **columns) returns numbers."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class GivenFunction:
     code: str
     """Fingerprint of the function's code. A resume with another function is refused unless that is allowed."""
     siblings: bool = False
-    """Whether the function compares the completions of a group. If it fails, the whole group is unscored."""
+    """True if the function compares the completions of a group. If it fails, the whole group is unscored."""
     reward_range: tuple[float, float] | None = None
     """Rewards of a wrong and of a right answer, such as 0 and 1, for length penalties. None: not known."""
 
@@ -60,12 +60,12 @@ class GivenFunction:
 
     @property
     def function(self) -> Function | None:
-        """None where only a config file was read."""
+        """The function itself; None where only a config file was read."""
         return vars(self).get("_function")
 
     @property
     def label(self) -> str:
-        """Names its part of the reward."""
+        """Name of its part of the reward."""
         return self.name
 
     def __call__(self, problems: Sequence[Problem], completions: Sequence[Completion]) -> list[float | None]:
@@ -90,19 +90,19 @@ class GivenFunction:
                 begun.append((self._begun(work, active), answers))
 
         def finish() -> list[float | None]:
-            return [score for answer, said in begun for score in noted(answer(), said, grader=self.name)]
+            return [score for answer, siblings in begun for score in noted(answer(), siblings, grader=self.name)]
 
         return finish
 
     def _begun(self, work: Waiting[Answer], active: Grading) -> Waiting[Answer]:
-        """The calls of an `async def` wait together; another function is called for one group after the other."""
+        """Begin a call: those of an `async def` wait together, those of another function come one after the other."""
         if is_async(self.function):
             return active.threads(self, AT_ONCE).begin(work)
         answer = work()
         return lambda: answer
 
     def reference(self, problem: Problem) -> str | None:
-        """None: only the function knows what it likes."""
+        """Return None: only the function knows what it likes."""
         return None
 
 
@@ -136,25 +136,25 @@ def _name_of(function: Function) -> str:
 def fingerprint(function: object) -> str:
     """SHA-256 of what a function does: its code, constants, defaults and bound arguments, not where it is written or
     what it calls. Another version of Python may give another."""
-    return hashlib.sha256(repr(_facts(function)).encode()).hexdigest()[:16]
+    return hashlib.sha256(repr(_content(function)).encode()).hexdigest()[:16]
 
 
-def _facts(value: object) -> object:
+def _content(value: object) -> object:
     if isinstance(value, partial):
-        return "partial", _facts(value.func), _steady(value.args), _steady(value.keywords)
+        return "partial", _content(value.func), _steady(value.args), _steady(value.keywords)
     inner = getattr(value, "__func__", value)  # of a bound method, the function
     code = getattr(inner, "__code__", None)
     if isinstance(code, CodeType):
         defaults = getattr(inner, "__defaults__", None), getattr(inner, "__kwdefaults__", None)
-        return _code_facts(code), _steady(defaults), [_steady(cell.cell_contents) for cell in _cells(inner)]
+        return _code_content(code), _steady(defaults), [_steady(cell.cell_contents) for cell in _cells(inner)]
     call = vars(type(value)).get("__call__")  # of an object that can be called
     if isinstance(getattr(call, "__code__", None), CodeType):
-        return type(value).__qualname__, _facts(call)
+        return type(value).__qualname__, _content(call)
     return getattr(value, "__qualname__", type(value).__qualname__)
 
 
-def _code_facts(code: CodeType) -> object:
-    constants = [_code_facts(each) if isinstance(each, CodeType) else _steady(each) for each in code.co_consts]
+def _code_content(code: CodeType) -> object:
+    constants = [_code_content(part) if isinstance(part, CodeType) else _steady(part) for part in code.co_consts]
     return code.co_code, constants, code.co_names, code.co_varnames
 
 
@@ -171,13 +171,13 @@ def _is_filled(cell: Any) -> bool:
 
 
 def _steady(value: object) -> object:
-    """What is the same in every process: plain values as they are, of others the type."""
+    """Leave what is the same in every process: plain values as they are, of others the type."""
     if value is None or isinstance(value, bool | int | float | complex | str | bytes):
         return value
     if isinstance(value, tuple | list):
-        return [_steady(each) for each in value]
+        return [_steady(part) for part in value]
     if isinstance(value, dict):
-        return sorted((str(key), repr(_steady(each))) for key, each in value.items())
+        return sorted((str(key), repr(_steady(part))) for key, part in value.items())
     if isinstance(value, set | frozenset):
-        return sorted(repr(_steady(each)) for each in value)
+        return sorted(repr(_steady(part)) for part in value)
     return type(value).__qualname__

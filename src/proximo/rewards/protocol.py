@@ -1,4 +1,4 @@
-"""What a task and a run ask of a reward."""
+"""The protocol of rewards: what a task and a run ask of one."""
 
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
@@ -18,7 +18,7 @@ class Grader(Protocol):
 
     @property
     def needs_answer(self) -> bool:
-        """Whether it scores only problems that have an answer."""
+        """True if it scores only problems that have an answer."""
         ...
 
     def __call__(self, problems: Sequence[Problem], completions: Sequence[Completion]) -> Scores:

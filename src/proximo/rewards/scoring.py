@@ -11,11 +11,11 @@ from proximo.processes.worker import Junk, described
 from proximo.rewards.calling import listed, to_number
 from proximo.rewards.grading import grading, note_failure
 from proximo.rewards.protocol import Begins, Grader, Scores, Waiting
-from proximo.rewards.workers import Columns, Job
+from proximo.rewards.workers import Columns, FunctionJob
 from proximo.types import Completion, Problem
 
 MAX_DEATHS = 4
-"""So many completions of one call may cost a worker each, when they are tried one by one; the rest is given up."""
+"""Completions of one call that may cost a worker each, when they are tried one by one; the rest is given up."""
 
 
 class Caller(Protocol):
@@ -36,7 +36,7 @@ def scores_of(reward: Grader, problems: Sequence[Problem], completions: Sequence
 def begin_scores(
     reward: Grader, problems: Sequence[Problem], completions: Sequence[Completion]
 ) -> Waiting[list[float | None]]:
-    """As `scores_of`, and returns at once if the reward waits for something else. Others score here and now, so that
+    """Begin `scores_of`, and return at once if the reward waits for something else. Others score here and now, so that
     each is asked about one group after the other. A `Grading` must be active until the result is there."""
     columns = {"problems": problems, "completions": completions}
     rewarding, name = _Rewarding(reward), type(reward).__name__
@@ -82,25 +82,25 @@ def _caught(scoring: Waiting[Scores], count: int) -> list[Outcome] | Failure:
 
 
 def score(
-    job: Job,
-    said: Sequence[Completion],
+    job: FunctionJob,
+    completions: Sequence[Completion],
     columns: Columns,
     constants: Mapping[str, Any] | None = None,
     *,
     grader: str,
     alone: bool = True,
 ) -> list[float]:
-    """As `score_or_pass`, for a function of our own: where it returns None the completion is unscored."""
-    found = score_or_pass(job, said, columns, constants, grader=grader, alone=alone)
-    for each, completion in zip(found, said, strict=True):
-        if each is None:
+    """Do `score_or_pass` for a function of our own: where it returns None the completion is unscored."""
+    scores = score_or_pass(job, completions, columns, constants, grader=grader, alone=alone)
+    for value, completion in zip(scores, completions, strict=True):
+        if value is None:
             note_failure(grader, Failure("none", f"it returned None; the completion: {plain(completion.text, 100)!r}"))
-    return [math.nan if each is None else each for each in found]
+    return [math.nan if value is None else value for value in scores]
 
 
 def score_or_pass(
-    job: Job,
-    said: Sequence[Completion],
+    job: FunctionJob,
+    completions: Sequence[Completion],
     columns: Columns,
     constants: Mapping[str, Any] | None = None,
     *,
@@ -114,29 +114,29 @@ def score_or_pass(
     the function compares them (`alone=False`).
     """
     with grading() as active:
-        return called(active.crew(job), said, columns, constants, grader=grader, alone=alone)
+        return called(active.workers(job), completions, columns, constants, grader=grader, alone=alone)
 
 
 def called(
     function: Caller,
-    said: Sequence[Completion],
+    completions: Sequence[Completion],
     columns: Columns,
     constants: Mapping[str, Any] | None = None,
     *,
     grader: str,
     alone: bool = True,
 ) -> list[float | None]:
-    """As `score_or_pass`, of a function in a process of its own or in this one."""
-    return noted(ask(function, columns, constants, alone=alone), said, grader=grader)
+    """Do `score_or_pass` for a function in a process of its own or in this one."""
+    return noted(ask(function, columns, constants, alone=alone), completions, grader=grader)
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What a function says of the completions of a call."""
+    """A function's scores and failures of the completions of a call."""
 
-    found: Sequence[Outcome]
+    scores: Sequence[Outcome]
     together: Failure | None = None
-    """How the call for all of them failed, if they were tried one by one after it."""
+    """Failure of the call for all of them, if they were tried one by one after it."""
 
 
 def ask(
@@ -161,36 +161,36 @@ def _retried(
     return Answer([result] * count if isinstance(result, Failure) else result)
 
 
-def noted(answer: Answer, said: Sequence[Completion], *, grader: str) -> list[float | None]:
+def noted(answer: Answer, completions: Sequence[Completion], *, grader: str) -> list[float | None]:
     """The scores of an answer; failures are counted in the run's `Grading`."""
     with grading() as active:
         if answer.together is not None:
             # Counted even where each of them alone is scored: then the function fails for several at once.
             active.failures.add(grader, answer.together, unscored=0)
-        for each, completion in zip(answer.found, said, strict=True):
-            if isinstance(each, Failure):
-                example = f"{each.message}; the completion: {plain(completion.text, 100)!r}"
-                active.failures.add(grader, replace(each, message=example))
-    return [math.nan if isinstance(each, Failure) else each for each in answer.found]
+        for score, completion in zip(answer.scores, completions, strict=True):
+            if isinstance(score, Failure):
+                example = f"{score.message}; the completion: {plain(completion.text, 100)!r}"
+                active.failures.add(grader, replace(score, message=example))
+    return [math.nan if isinstance(score, Failure) else score for score in answer.scores]
 
 
 def _one_by_one(function: Caller, columns: Columns, constants: Mapping[str, Any], count: int) -> list[Outcome]:
-    found: list[Outcome] = []
+    scores: list[Outcome] = []
     deaths = 0
     for row in range(count):
         if deaths == MAX_DEATHS:
-            found.append(Failure("given up", f"{deaths} completions of its group had cost a process each"))
+            scores.append(Failure("given up", f"{deaths} completions of its group had cost a process each"))
             continue
         result = function.call({name: [column[row]] for name, column in columns.items()}, constants)
         deaths += isinstance(result, Failure) and result.fatal
-        found += [result] if isinstance(result, Failure) else result
-    return found
+        scores += [result] if isinstance(result, Failure) else result
+    return scores
 
 
 def groups(
     problems: Sequence[Problem], completions: Sequence[Completion]
 ) -> Iterator[tuple[Sequence[Problem], Sequence[Completion]]]:
-    """What is asked in one call: siblings, which share their problem and follow each other."""
+    """Group what is asked in one call: siblings, which share their problem and follow each other."""
     for _, rows in groupby(zip(problems, completions, strict=True), key=lambda row: id(row[0])):
-        asked, said = zip(*rows, strict=True)
-        yield asked, said
+        asked, siblings = zip(*rows, strict=True)
+        yield asked, siblings

@@ -8,7 +8,7 @@ from decimal import Decimal
 from pathlib import Path
 
 from proximo.rewards.scoring import groups, score
-from proximo.rewards.workers import Job, check_seconds
+from proximo.rewards.workers import FunctionJob, check_seconds
 from proximo.types import Completion, Problem
 
 MEMORY_MB = 512
@@ -26,7 +26,7 @@ class ExactMatch:
     """1 if the completion equals the answer, else 0; surrounding spaces are ignored."""
 
     last_number: bool = False
-    """Whether to compare only the last numbers of completion and answer: 1,000, $1000.0 and 1e3 are equal."""
+    """True: compare only the last numbers of completion and answer; 1,000, $1000.0 and 1e3 are equal."""
 
     needs_answer = True
     reward_range = (0.0, 1.0)
@@ -35,7 +35,7 @@ class ExactMatch:
         return [self._score(p.answer, c.text) for p, c in zip(problems, completions, strict=True)]
 
     def final_answer(self, completion: Completion) -> str | None:
-        """What is compared: the whole text, or its last number."""
+        """The text that is compared: all of it, or its last number."""
         if not self.last_number:
             return completion.text.strip()
         number = last_number(completion.text)
@@ -76,19 +76,19 @@ class FormatReward:
             raise ValueError(f"reward.pattern is {self.pattern!r}: not a regular expression, {error}") from None
 
     def __call__(self, problems: Sequence[Problem], completions: Sequence[Completion]) -> list[float]:
-        job = Job(f"{Path(__file__).with_name('patterns.py')}:matched", self.seconds, MEMORY_MB)
+        job = FunctionJob(f"{Path(__file__).with_name('patterns.py')}:matched", self.seconds, MEMORY_MB)
         scores = []
-        for _, said in groups(problems, completions):
-            texts = [completion.text for completion in said]
-            scores += score(job, said, {"texts": texts}, {"pattern": self.pattern}, grader="FormatReward")
+        for _, siblings in groups(problems, completions):
+            texts = [completion.text for completion in siblings]
+            scores += score(job, siblings, {"texts": texts}, {"pattern": self.pattern}, grader="FormatReward")
         return scores
 
     def reference(self, problem: Problem) -> str | None:
-        """None: a pattern does not say what it matches."""
+        """Return None: a pattern does not say what it matches."""
         return None
 
 
 def last_number(text: str) -> Decimal | None:
     """The last decimal number of a text, exactly."""
-    found = _NUMBER.findall(text)
-    return Decimal(_UNREAD.sub("", found[-1])) if found else None
+    numbers = _NUMBER.findall(text)
+    return Decimal(_UNREAD.sub("", numbers[-1])) if numbers else None

@@ -11,7 +11,7 @@ if __name__ == "__main__":
 from proximo.processes import channel, worker
 
 calling = worker.module_at(str(Path(__file__).with_name("calling.py")), "proximo_rewards_calling")
-"""By its file: importing the package would take seconds."""
+"""The module calling.py, by its file: importing the package would take seconds."""
 
 
 def serve(requests: int, answers: int) -> None:

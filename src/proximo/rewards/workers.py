@@ -23,11 +23,11 @@ from proximo.processes.pool import Result, Threads, Waiting, WorkerSlot
 
 SCRIPT = Path(__file__).with_name("worker.py")
 LONGEST = 86_400.0
-"""Seconds of a call."""
+"""Seconds of a call at most."""
 RECYCLE_CALLS = 5000
 """Calls after which a worker is replaced, before a slow leak matters."""
 MAX_CHILDREN = 32
-"""A worker that leaves more processes behind is replaced."""
+"""Processes that a worker may leave behind before it is replaced."""
 BUSY = 0.2
 """Share of its time that a call computes, above which calls do not run at once."""
 LEAST_WAIT = 0.1
@@ -39,26 +39,26 @@ Columns = Mapping[str, Sequence[Any]]
 
 
 @dataclass(frozen=True)
-class Job:
-    """A function, and what a call of it may take."""
+class FunctionJob:
+    """A function for a worker, and the limits of a call."""
 
     path: str
     """package.module:function, or path/to/file.py:function."""
     seconds: float
     memory_mb: int
     is_users: bool = False
-    """Whether it is a user's function, called as its parameters say; ours take their arguments as they are."""
+    """True if it is a user's function, called as its parameters say; ours take their arguments as they are."""
 
     def message(self) -> dict[str, Any]:
-        """What the process is told to load."""
-        place, name = located(self.path)
-        return {"place": place, "name": name, "user": self.is_users}
+        """Message that says what the process loads."""
+        path, name = located(self.path)
+        return {"place": path, "name": name, "user": self.is_users}
 
 
-class Crew:
+class WorkerPool:
     """All workers of a function: one, and further ones for calls that would wait, where that pays off."""
 
-    def __init__(self, job: Job, at_once: int = 1, places: NodePlaces | None = None) -> None:
+    def __init__(self, job: FunctionJob, at_once: int = 1, places: NodePlaces | None = None) -> None:
         """`places`: where the workers run; None: on this machine."""
         self.job, self._places = job, places
         self._threads = Threads(max(at_once, places.size if places else 1), self._may_grow)
@@ -68,7 +68,7 @@ class Crew:
 
     @property
     def form(self) -> str:
-        """How a user's function is called, in words; empty before the first call."""
+        """Form in which a user's function is called, in words; empty before the first call."""
         return next((worker.form for worker in self._workers if worker.form), "")
 
     def begin(self, work: Waiting[Result]) -> Waiting[Result]:
@@ -94,19 +94,19 @@ class Crew:
             worker.close()
 
     def _may_grow(self, count: int) -> bool:
-        """Whether there may be more than `count` workers: there are more places, or calls wait rather than compute, are
-        slow enough for a further process, and leave memory for it."""
+        """Tell whether there may be more than `count` workers: there are more places, or calls wait rather than
+        compute, are slow enough for a further process, and leave memory for it."""
         workers = list(self._workers)
         if self._places is not None and count < self._places.size:
             return True
-        calls, seconds = sum(each.calls for each in workers), sum(each.seconds for each in workers)
-        waits = sorted(wait for each in workers for wait in each.waits)
+        calls, seconds = sum(worker.calls for worker in workers), sum(worker.seconds for worker in workers)
+        waits = sorted(wait for worker in workers for wait in worker.waits)
         if len(waits) < 2 or waits[(len(waits) - 1) // 2] < LEAST_WAIT:  # the median, of two the shorter
             return False
-        memory = max(each.memory for each in workers)
+        memory = max(worker.memory for worker in workers)
         return (
-            sum(each.computed for each in workers) < BUSY * seconds
-            and PAYS_OFF * seconds / calls > max(each.start_seconds for each in workers)
+            sum(worker.computed for worker in workers) < BUSY * seconds
+            and PAYS_OFF * seconds / calls > max(worker.start_seconds for worker in workers)
             and (len(workers) + 1) * memory <= self.job.memory_mb * 2**20
         )
 
@@ -114,16 +114,16 @@ class Crew:
 class Worker:
     """A function's process, and what its calls have taken."""
 
-    def __init__(self, job: Job, places: NodePlaces | None = None) -> None:
+    def __init__(self, job: FunctionJob, places: NodePlaces | None = None) -> None:
         self.job = job
         self.form = ""
-        """How a user's function is called, in words; empty before the first call."""
+        """Form in which a user's function is called, in words; empty before the first call."""
         self.calls, self.seconds, self.computed = 0, 0.0, 0.0
         """Answered calls, how long they took, and for how much of it they computed."""
         self.waits: deque[float] = deque(maxlen=5)
         """Seconds that the last calls waited."""
         self.start_seconds, self.memory = 0.0, 0
-        """Of the last start, and bytes in use after the last call."""
+        """Seconds of the last start, and bytes in use after the last call."""
         self._slot = WorkerSlot(SCRIPT, job, places)
         self._process: WorkerProcess | None = None
         """The process of the last call."""
@@ -149,7 +149,7 @@ class Worker:
         self._slot.close()
 
     def _ask(self, arguments: str, count: int, seed: int, tries: int = TRIES) -> tuple[dict[str, Any] | Failure, str]:
-        """Its answer, and what it printed; of another node where one is lost."""
+        """Ask the process, or one on another node where its node is lost; returns the answer and what was printed."""
         process = self._ready()
         if isinstance(process, Failure):
             return process, ""
@@ -196,19 +196,19 @@ class Worker:
 
 
 def check_seconds(seconds: float) -> None:
-    """Of a reward's field `seconds`."""
+    """Check a reward's field `seconds`."""
     if not 0 < seconds <= LONGEST:
         raise ValueError(f"reward.seconds is {seconds}: give a positive number, at most {LONGEST:g} (a day)")
 
 
 def check_at_once(at_once: int) -> None:
-    """Of a reward's field `at_once`."""
+    """Check a reward's field `at_once`."""
     if at_once < 1:
         raise ValueError(f"reward.at_once is {at_once}: give at least 1")
 
 
 def _encoded(arguments: Mapping[str, Any]) -> str:
-    """As JSON; what that has no word for, such as a date or a decimal number, becomes text."""
+    """Write arguments as JSON; what that has no word for, such as a date or a decimal number, becomes text."""
     try:
         return json.dumps(arguments, default=str)
     except (TypeError, ValueError, RecursionError) as error:
@@ -216,7 +216,7 @@ def _encoded(arguments: Mapping[str, Any]) -> str:
 
 
 def _read(answer: Mapping[str, Any], count: int) -> list[Outcome] | Failure:
-    """The answer comes from a process that ran foreign code: it is data, and nothing about it is taken on trust."""
+    """Read the answer of a process that ran foreign code: it is data, and nothing about it is taken on trust."""
     scores, failed = answer.get("scores"), answer.get("failed")
     if isinstance(failed, str):
         return Failure(plain(failed, 80), plain(str(answer.get("message"))), fatal=failed in ("exit", "memory"))

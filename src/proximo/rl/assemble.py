@@ -1,4 +1,4 @@
-"""From groups to a batch of tensors: shape rewards, assign advantages, leave out rows that do not train.
+"""Make a batch of tensors from groups: shape rewards, assign advantages, leave out rows that do not train.
 
 Advantages are computed over the whole rollout batch, dropped groups included; only then do rows leave.
 Log-probs that the algorithm does not need are not computed.
@@ -43,9 +43,9 @@ def assemble(
     teacher: PreTrainedModel | None = None,
     spell: Spell | None = None,
 ) -> Assembled:
-    """Everything that the updates of one step read. `penalty_unit`: see `RunConfig.penalty_unit`. `outcome_weight`:
-    weight of the outcome, which turns may have earned, in the reward. `spell`: the text of each token, to find the ends
-    of graded steps."""
+    """Build what the updates of a step read. `penalty_unit`: see `RunConfig.penalty_unit`. `outcome_weight`: weight of
+    the outcome, which turns may have earned, in the reward. `spell`: the text of each token, to find the ends of
+    graded steps."""
     algorithm, kl_reward = learner.algorithm, learner.kl_reward
     everyone = to_batch([*groups, *dropped], spell)
     is_kept = everyone.group < len(groups)
@@ -115,8 +115,8 @@ def with_teacher(batch: Batch, index: Int[Tensor, " M"], teacher: PreTrainedMode
     def score(passes: Passes, rows: Batch) -> Tensor:
         return replace(passes, router_logits=False).without_gradient(teacher, rows).logprobs  # it may have no routers
 
-    found = learner.logprobs_under(score, batch.rows(index))
-    return replace(batch, teacher_logprobs=torch.zeros_like(batch.old_logprobs).index_copy(0, index, found))
+    logprobs = learner.logprobs_under(score, batch.rows(index))
+    return replace(batch, teacher_logprobs=torch.zeros_like(batch.old_logprobs).index_copy(0, index, logprobs))
 
 
 def is_dead(batch: Batch) -> Bool[Tensor, " B"]:
@@ -127,23 +127,23 @@ def is_dead(batch: Batch) -> Bool[Tensor, " B"]:
 def _filled(where: Bool[Tensor, "B T"], rows: Iterable[Sequence[Any]], code: str, dtype: Any) -> Tensor:
     """Numbers in rows of different lengths as a tensor, which has 0 elsewhere. `code` is struct's for their type: while
     Python's numbers are packed a GPU is idle, and nothing packs them faster."""
-    found = np.zeros(where.shape, dtype)
-    found[where.numpy()] = np.frombuffer(b"".join(pack(f"{len(row)}{code}", *row) for row in rows), dtype)
-    return torch.from_numpy(found)
+    array = np.zeros(where.shape, dtype)
+    array[where.numpy()] = np.frombuffer(b"".join(pack(f"{len(row)}{code}", *row) for row in rows), dtype)
+    return torch.from_numpy(array)
 
 
 def _is_sampled(where: Bool[Tensor, "B T"], completions: Sequence[Completion]) -> Bool[Tensor, "B T"]:
-    if not any(each.sampled for each in completions):
+    if not any(completion.sampled for completion in completions):
         return where
-    rows = (each.sampled or (True,) * len(each.tokens) for each in completions)
+    rows = (completion.sampled or (True,) * len(completion.tokens) for completion in completions)
     return _filled(where, rows, "?", np.bool_)
 
 
 def _entropy(where: Bool[Tensor, "B T"], completions: Sequence[Completion]) -> Float[Tensor, "B T"]:
-    """NaN for completions whose sampler does not record it."""
-    if not any(each.entropies for each in completions):
+    """Entropy of each token; NaN for completions whose sampler does not record it."""
+    if not any(completion.entropies for completion in completions):
         return torch.zeros(where.shape, dtype=torch.float32).masked_fill(where, math.nan)
-    rows = (each.entropies or (math.nan,) * len(each.tokens) for each in completions)
+    rows = (completion.entropies or (math.nan,) * len(completion.tokens) for completion in completions)
     return _filled(where, rows, "f", np.float32)
 
 
@@ -155,8 +155,8 @@ def to_batch(groups: Sequence[Group], spell: Spell | None = None) -> Batch:
     shape = (len(rollouts), max(1, int(lengths.max())))
     where = torch.arange(shape[1]) < lengths.unsqueeze(1)
     is_sampled = _is_sampled(where, completions)
-    tokens = _filled(where, (each.tokens for each in completions), "q", np.int64)
-    logprobs = _filled(where, (each.logprobs for each in completions), "f", np.float32).masked_fill(~is_sampled, 0.0)
+    tokens = _filled(where, (row.tokens for row in completions), "q", np.int64)
+    logprobs = _filled(where, (row.logprobs for row in completions), "f", np.float32).masked_fill(~is_sampled, 0.0)
     entropy = _entropy(where, completions).masked_fill(~is_sampled, 0.0)
     outcome = torch.tensor([rollout.grade.verdict for _, rollout in rollouts], dtype=torch.float64)
     rewards = torch.tensor([rollout.grade.reward for _, rollout in rollouts], dtype=torch.float64)
@@ -186,19 +186,19 @@ def to_batch(groups: Sequence[Group], spell: Spell | None = None) -> Batch:
 
 
 def turn_rewards(shape: tuple[int, int], completions: Sequence[Completion]) -> Float[Tensor, "B T"] | None:
-    """What each turn earned, at its last token; None where no turn earned anything."""
-    places = [
+    """Reward of each turn, at its last token; None where no turn earned anything."""
+    earned = [
         (row, turn.end - 1, turn.reward)
         for row, completion in enumerate(completions)
         for turn in completion.turns
         if turn.reward and turn.end
     ]
-    if not places:
+    if not earned:
         return None
-    found = torch.zeros(shape, dtype=torch.float64)
-    rows, columns, rewards = zip(*places, strict=True)
-    found[list(rows), list(columns)] = torch.tensor(rewards, dtype=torch.float64)
-    return found
+    table = torch.zeros(shape, dtype=torch.float64)
+    rows, columns, rewards = zip(*earned, strict=True)
+    table[list(rows), list(columns)] = torch.tensor(rewards, dtype=torch.float64)
+    return table
 
 
 def step_rewards(
@@ -210,7 +210,7 @@ def step_rewards(
     """
     if spell is None or not any(rollout.grade.steps for rollout in rollouts):
         return None
-    found = torch.full(shape, math.nan, dtype=torch.float64)
+    table = torch.full(shape, math.nan, dtype=torch.float64)
     for row, rollout in enumerate(rollouts):
         if not rollout.grade.steps:
             continue
@@ -219,10 +219,10 @@ def step_rewards(
         first = turns[-2].end if len(turns) > 1 else 0
         ends = list(accumulate(map(len, spell(tokens[first:]))))
         for end, reward in rollout.grade.steps:
-            place = first + min(bisect_left(ends, end), len(ends) - 1)
-            known = found[row, place]
-            found[row, place] = reward if known.isnan() else known + reward
-    return found
+            column = first + min(bisect_left(ends, end), len(ends) - 1)
+            known = table[row, column]
+            table[row, column] = reward if known.isnan() else known + reward
+    return table
 
 
 def at_their_turns(feedback: Feedback, batch: Batch, weight: float, advantage: object) -> Feedback:

@@ -40,11 +40,11 @@ class HoldsOnRanks(Protocol):
 
     @property
     def conducts(self) -> bool:
-        """Whether this process has the run's loop, and is not one that follows."""
+        """True if this process has the run's loop, and is not one that follows."""
         ...
 
     def hold(self, policy: PlainPolicy, dtype: torch.dtype, factory: Any) -> Policy:
-        """`factory` is the run's `sampler`."""
+        """Hold a policy; `factory` is the run's `sampler`."""
         ...
 
     def samplers(
@@ -72,13 +72,13 @@ def build_learner(
     """Load the models of a run, and build what samples and trains them."""
     value, dtype = config.value_options, pick_dtype(config.dtype, device)
     # A rank has a shard of it: the whole model stays in its files until then.
-    place, held = (device, dtype) if ranks is None else ("cpu", None)
-    backbone = value and _value_backbone(value.form, place, held)
+    load_device, held = (device, dtype) if ranks is None else ("cpu", None)
+    backbone = value and _value_backbone(value.form, load_device, held)
     quantization = None if config.adapter is None else config.adapter.quantize_base
-    model = load_model(path, device=place, dtype=held, quantization=quantization)
+    model = load_model(path, device=load_device, dtype=held, quantization=quantization)
     teacher = _teacher(config, device, dtype) if ranks is None or ranks.conducts else None
-    for each in filter(None, (model, backbone, teacher)):
-        allow_compiling(each, config.compile)
+    for network in filter(None, (model, backbone, teacher)):
+        allow_compiling(network, config.compile)
     # First the value model, which may copy layers: a copy has no use for an adapter.
     values = value and value_model(value.form, model, backbone)
     policy = plain = build_policy(model, config, path)
@@ -113,14 +113,14 @@ def build_learner(
 
 
 def build_policy(model: PreTrainedModel, config: RunConfig, path: str) -> PlainPolicy:
-    """What is trained: the model, which was loaded from `path`, or an adapter that is added to it."""
+    """Build the policy to train: the model, which was loaded from `path`, or an adapter that is added to it."""
     if config.adapter is None:
         return PlainPolicy(model)
     return LoraPolicy(model, config.adapter, base=base_for(path), seed=config.seed)
 
 
 def build_rollouts(config: RunConfig, built: Built, collector: Collector, lanes: Lanes) -> Rollouts:
-    """How this run gets its groups: ahead of its updates, while weights change, or step by step."""
+    """Build what samples this run's groups: ahead of its updates, while weights change, or step by step."""
     staleness, samplers = config.ahead.staleness, built.samplers
     if built.copy is not None:
         device = built.model.device
@@ -177,7 +177,7 @@ class MixedIn:
         token_budget: int,
         seed: int,
     ) -> None:
-        """ValueError lists what is wrong with the file."""
+        """Read the examples; ValueError lists what is wrong with the file."""
         self._options, self._seed = options, seed
         file = DataFile(options.path, held_out=0.0, max_tokens=options.max_tokens)
         data = prepare(file, read_examples, tokenizer, end_tokens(model, tokenizer))

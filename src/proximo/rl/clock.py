@@ -49,14 +49,14 @@ class Timeline:
         self._since = time.perf_counter()
 
     def row(self, others: Sequence[Interval], **queue: object) -> dict[str, object]:
-        """What happened since the last row. `others` are the intervals of engines and ranks; `queue` says which groups
-        are sampled, and how old those are that were trained."""
+        """Row of what happened since the last. `others`: intervals of engines and ranks; `queue`: which groups are
+        sampled, and how old those are that were trained."""
         begin, self._since = self._since, time.perf_counter()
-        found = sorted([*self.lanes.take(), *others], key=lambda each: (each.lane, each.start))
+        taken = sorted([*self.lanes.take(), *others], key=lambda span: (span.lane, span.start))
         intervals = [
-            [each.lane, each.kind, round(each.start - begin, DIGITS), round(each.end - begin, DIGITS), each.numbers]
-            for each in found
-            if each.end - each.start >= SHORTEST
+            [span.lane, span.kind, round(span.start - begin, DIGITS), round(span.end - begin, DIGITS), span.numbers]
+            for span in taken
+            if span.end - span.start >= SHORTEST
         ]
         return {
             "began": round(self._wall + begin, DIGITS),

@@ -39,8 +39,8 @@ class AheadOptions:
     """Age of the weights that sample a step, in training steps; the first steps sample with the weights of the start.
     0: each step is sampled and then trained. Above 0, use a correction: algorithm.correct."""
     switch: Literal["between", "in_flight"] = "between"
-    """When the sampler gets new weights. `between`: between two steps that are sampled, so that a run repeats to the
-    bit. `in_flight`: after every training step, which interrupts completions; they continue with the new weights.
+    """Moment when the sampler gets new weights. `between`: between two sampled steps, so that a run repeats to the bit.
+    `in_flight`: after every training step, which interrupts completions; they continue with the new weights.
     Needs sampler Fleet; `staleness` is then the largest age of a group's first token, and a run does not repeat."""
     window: float = 0.0
     """Groups that may overtake a slow group, as a multiple of `training.groups`; `in_flight` only. As many fewer are in
@@ -67,11 +67,11 @@ class AheadOptions:
 
     @property
     def copies_weights(self) -> bool:
-        """Whether older weights are kept to sample with."""
+        """True if older weights are kept to sample with."""
         return self.staleness > 0 and self.switch == "between"
 
     def check_run(self, *, on_ranks: bool, refill: str) -> None:
-        """ValueError where a run cannot do this."""
+        """Raise ValueError where a run cannot do this."""
         if on_ranks and self.copies_weights:
             raise ValueError(
                 f'ahead.staleness is {self.staleness} and ahead.switch "between", but ranks keep no older weights to '
@@ -113,15 +113,15 @@ class Curriculum:
         return 1.0 if rate is None else max(self.floor, 4 * rate * (1 - rate))
 
     def draws(self, index: int, seed: int, rate: float | None) -> bool:
-        """Whether the prompt at this position of the task's order is drawn."""
+        """Tell whether the prompt at this position of the task's order is drawn."""
         return stable_hash("curriculum", seed, index) < self.chance(rate) * 2**64
 
     def updated(self, rates: Mapping[str, float], measured: Sequence[tuple[str, float]]) -> dict[str, float]:
         """Running rates by problem id after these groups."""
-        found = dict(rates)
+        running = dict(rates)
         for name, share in measured:
-            found[name] = found[name] + self.newest * (share - found[name]) if name in found else share
-        return found
+            running[name] = running[name] + self.newest * (share - running[name]) if name in running else share
+        return running
 
 
 StopOn = Literal["collapse"]
@@ -188,7 +188,7 @@ class TrainingOptions:
 
     def for_learner(self) -> LearnerOptions:
         """The part of these options that the learner reads."""
-        return LearnerOptions(**{each.name: getattr(self, each.name) for each in fields(LearnerOptions)})
+        return LearnerOptions(**{field.name: getattr(self, field.name) for field in fields(LearnerOptions)})
 
     @property
     def updates(self) -> int:
@@ -256,7 +256,7 @@ class EvaluationOptions:
 
 @dataclass(frozen=True)
 class RunConfig:
-    """Everything that determines a run's results."""
+    """Config of a run: everything that determines its results."""
 
     algorithm: Algorithm = GRPO
     task: TaskOptions = field(default_factory=Arithmetic)
@@ -269,7 +269,7 @@ class RunConfig:
     dtype: Precision = "auto"
     """Data type of the weights. `auto`: float32 on a CPU, bfloat16 with float32 master weights on a GPU."""
     compile: bool = True
-    """Whether to compile the model's layers on a GPU (takes some seconds once). Has no effect on a CPU."""
+    """Compile the model's layers on a GPU (takes some seconds once). Has no effect on a CPU."""
     adapter: Lora | None = None
     """Adapter that is trained in the place of the model's own weights. None: the model itself is trained."""
     teacher: str | None = None

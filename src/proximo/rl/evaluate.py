@@ -46,19 +46,19 @@ def evaluate(
 
     `version` is the number of updates that the sampled weights have seen.
     """
-    found = answers(task, sampler, tokenizer, sampling, options, seed, environment=environment, version=version)
+    outputs = answers(task, sampler, tokenizer, sampling, options, seed, environment=environment, version=version)
     answered = [
         Answered(problem, rollout.completion, rollout.grade)
-        for problem, rollout in zip(found.problems, found.greedy, strict=True)
+        for problem, rollout in zip(outputs.problems, outputs.greedy, strict=True)
     ]
-    return summarised(found), answered
+    return summarised(outputs), answered
 
 
 def since_best(best: Sequence[Answered], now: Sequence[Answered]) -> dict[str, float]:
     """Metrics of an evaluation beside the best one before it: the change of the mean outcome over the problems that
     both could score, and its standard error, which is smaller than that of two evaluations of different problems."""
-    before = {each.problem.id: each.outcome for each in best}
-    changes = [each.outcome - before[each.problem.id] for each in now if each.problem.id in before]
+    before = {answer.problem.id: answer.outcome for answer in best}
+    changes = [answer.outcome - before[answer.problem.id] for answer in now if answer.problem.id in before]
     known = [change for change in changes if not math.isnan(change)]
     if len(known) < 2:
         return {}
@@ -92,10 +92,10 @@ def answers(
     return Answers(problems, [rollout for (rollout,) in greedy], sampled)
 
 
-def summarised(found: Answers) -> Evaluation:
+def summarised(outputs: Answers) -> Evaluation:
     """Accuracy, rewards and intervals of graded completions."""
-    grades = [rollout.grade for rollout in found.greedy]
-    sources = [problem.source for problem in found.problems]
+    grades = [rollout.grade for rollout in outputs.greedy]
+    sources = [problem.source for problem in outputs.problems]
     names = dict.fromkeys(sources)
     outcomes = _scored(grades)
     result = Evaluation(
@@ -112,7 +112,7 @@ def summarised(found: Answers) -> Evaluation:
             if len(names) > 1
         },
     )
-    return _with_samples(result, found.sampled) if found.sampled else result
+    return _with_samples(result, outputs.sampled) if outputs.sampled else result
 
 
 def _scored(grades: Sequence[Grade]) -> list[float]:

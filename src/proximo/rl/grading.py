@@ -46,7 +46,7 @@ def graded(task: Task, problems: Sequence[Problem], stream: Stream, begins: Begi
 
 
 def _graded_along(task: Task, problems: Sequence[Problem], stream: Stream, begins: Begins) -> Graded:
-    with Grader(task, begins) as grader:
+    with GroupGrader(task, begins) as grader:
         for number, completions in stream:
             grader.give(number, problems[number], completions)
         start = time.perf_counter()
@@ -82,7 +82,7 @@ def _begun(task: Task, problems: Sequence[Problem], completions: Sequence[Comple
     return finish
 
 
-class Grader:
+class GroupGrader:
     """Grades groups on a separate thread, in the order given. Rewards that wait, such as judges behind a server, are
     begun in that order and wait together.
 
@@ -102,12 +102,12 @@ class Grader:
         # context (the run's `Grading`, decimal's precision); torch's modes are reset on every thread.
         self._thread = Thread(target=copy_context().run, args=(self._work,), name="grader", daemon=True)
 
-    def __enter__(self) -> "Grader":
+    def __enter__(self) -> "GroupGrader":
         self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Does not wait: after an error the remaining groups are dropped, and the thread ends after the current one."""
+        """Drop the remaining groups after an error, without waiting; the thread ends after the current one."""
         self._left = True
         self._groups.put(None)
 

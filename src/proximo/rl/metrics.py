@@ -29,7 +29,7 @@ PER_UPDATE = ("value_clip",)
 BINS = {"rare": (0.0, 0.1), "unlikely": (0.1, 0.5), "likely": (0.5, 0.9), "sure": (0.9, math.inf)}
 """Names of ranges of the old probability: from the first number on, below the second."""
 PERIOD, TIMES = 4, 4
-"""A loop: a phrase of at most so many tokens, so many times in a row."""
+"""Bounds of a loop: a phrase of at most so many tokens, so many times in a row."""
 
 
 def step_metrics(
@@ -78,7 +78,7 @@ def masked_metrics(collected: Collected, batch: Batch) -> dict[str, float]:
 def mismatch_metrics(gap: MismatchStats | None) -> dict[str, float]:
     """Mismatch between sampler and learner before the step's first update, with or without a correction; NaN:
     unknown."""
-    values = dict.fromkeys((each.name for each in fields(MismatchStats)), math.nan) if gap is None else asdict(gap)
+    values = dict.fromkeys((field.name for field in fields(MismatchStats)), math.nan) if gap is None else asdict(gap)
     return {"sampler_gap": values.pop("gap")} | {f"mismatch_{name}": value for name, value in values.items()}
 
 
@@ -177,8 +177,8 @@ def selection_metrics(collected: Collected) -> dict[str, float]:
 
 
 def _teaches_nothing(group: Group) -> bool:
-    verdicts = {verdict for each in group.rollouts if not math.isnan(verdict := each.grade.verdict)}
-    return _Siblings.of(group.rollouts).is_dead or len(verdicts) == 1
+    verdicts = {verdict for rollout in group.rollouts if not math.isnan(verdict := rollout.grade.verdict)}
+    return _GroupStatistics.of(group.rollouts).is_dead or len(verdicts) == 1
 
 
 def _means(groups: Sequence[Group], read: Callable[[Rollout], float]) -> float:
@@ -217,12 +217,12 @@ def turn_metrics(rollouts: Sequence[Rollout], *, has_tools: bool) -> dict[str, f
 
 def source_metrics(groups: Sequence[Group]) -> dict[str, float]:
     """Outcome, accuracy and counts of each source; empty where the task has one."""
-    found: dict[str, list[float]] = {}
+    verdicts: dict[str, list[float]] = {}
     for group in groups:
         if group.problem.source:
-            found.setdefault(group.problem.source, []).extend(rollout.grade.verdict for rollout in group.rollouts)
+            verdicts.setdefault(group.problem.source, []).extend(rollout.grade.verdict for rollout in group.rollouts)
     metrics = {}
-    for name, outcomes in sorted(found.items()):
+    for name, outcomes in sorted(verdicts.items()):
         scored = [outcome for outcome in outcomes if not math.isnan(outcome)]
         metrics |= {
             f"sources/{name}/outcome": known_mean(scored),
@@ -236,26 +236,26 @@ def source_metrics(groups: Sequence[Group]) -> dict[str, float]:
 def group_metrics(groups: Sequence[Group], *, has_verdict: bool = True) -> dict[str, float]:
     """Metrics of groups. A group without scores is dead, and neither solved nor unsolved; if the task gives no verdict,
     so that outcomes are scores on any scale, no group is solved or unsolved."""
-    seen = [_Siblings.of(group.rollouts) for group in groups]
-    judged = [each for each in seen if has_verdict and each.solved is not None]
-    dead_solved = sum(each.is_dead and each.solved == 1 for each in judged) / len(seen)
+    seen = [_GroupStatistics.of(group.rollouts) for group in groups]
+    judged = [group for group in seen if has_verdict and group.solved is not None]
+    dead_solved = sum(group.is_dead and group.solved == 1 for group in judged) / len(seen)
     return {
-        "dead_groups": sum(each.is_dead for each in seen) / len(seen),
+        "dead_groups": sum(group.is_dead for group in seen) / len(seen),
         "dead_solved": dead_solved if has_verdict else math.nan,
-        "solved_by_all": known_mean(float(each.solved == 1) for each in judged),
-        "solved_by_any": known_mean(float(each.solved != 0) for each in judged),
-        "reward_spread": known_mean(each.spread for each in seen),
-        "duplicates": known_mean(each.duplicates for each in seen),
-        "duplicates_unsolved": known_mean(each.duplicates for each in judged if each.solved != 1),
+        "solved_by_all": known_mean(float(group.solved == 1) for group in judged),
+        "solved_by_any": known_mean(float(group.solved != 0) for group in judged),
+        "reward_spread": known_mean(group.spread for group in seen),
+        "duplicates": known_mean(group.duplicates for group in seen),
+        "duplicates_unsolved": known_mean(group.duplicates for group in judged if group.solved != 1),
     }
 
 
 @dataclass(frozen=True)
-class _Siblings:
+class _GroupStatistics:
     """Statistics of one group."""
 
     is_dead: bool
-    """Whether all known rewards are equal, or none is known."""
+    """True if all known rewards are equal, or none is known."""
     solved: float | None
     """Share of the scored completions with an outcome of at least 1; None if none is scored."""
     spread: float
@@ -265,11 +265,11 @@ class _Siblings:
     whatever the size of the group. NaN for a single completion."""
 
     @classmethod
-    def of(cls, rollouts: Sequence[Rollout]) -> "_Siblings":
+    def of(cls, rollouts: Sequence[Rollout]) -> "_GroupStatistics":
         rewards = [reward for rollout in rollouts if not math.isnan(reward := rollout.grade.reward)]
         outcomes = [outcome for rollout in rollouts if not math.isnan(outcome := rollout.grade.verdict)]
         mean, pairs = known_mean(rewards), math.comb(len(rollouts), 2)
-        equal = sum(math.comb(times, 2) for times in Counter(each.completion.tokens for each in rollouts).values())
+        equal = sum(math.comb(times, 2) for times in Counter(row.completion.tokens for row in rollouts).values())
         return cls(
             is_dead=not rewards or max(rewards) == min(rewards),
             solved=sum(outcome >= 1 for outcome in outcomes) / len(outcomes) if outcomes else None,
@@ -282,20 +282,20 @@ def entropy_metrics(rollouts: Sequence[Rollout], *, is_whole: bool) -> dict[str,
     """Mean entropy of the sampling policy over all sampled tokens. Where a sampler does not record it, the mean of
     −log p, whose expectation it is if tokens are drawn from the whole distribution; empty if they are not."""
     completions = [rollout.completion for rollout in rollouts]
-    known = [value for each in completions for value in _sampled(each, each.entropies)]
-    tokens = sum(each.num_sampled for each in completions)
+    known = [value for completion in completions for value in _sampled(completion, completion.entropies)]
+    tokens = sum(completion.num_sampled for completion in completions)
     if len(known) != tokens and is_whole:
-        known = [-value for each in completions for value in _sampled(each, each.logprobs)]
+        known = [-value for completion in completions for value in _sampled(completion, completion.logprobs)]
     return {"entropy": math.fsum(known) / tokens} if tokens and len(known) == tokens else {}
 
 
 def _sampled(completion: Completion, values: Sequence[float]) -> Iterable[float]:
-    """Those of the tokens that the policy sampled."""
+    """Values of the tokens that the policy sampled."""
     return compress(values, completion.sampled) if completion.sampled else values
 
 
 def _tails(name: str, values: Tensor) -> dict[str, float]:
-    """10th and 90th percentile."""
+    """The 10th and the 90th percentile."""
     if not len(values):
         return {f"{name}_p10": math.nan, f"{name}_p90": math.nan}
     low, high = torch.quantile(values, torch.tensor([0.1, 0.9], dtype=values.dtype)).tolist()
@@ -304,11 +304,11 @@ def _tails(name: str, values: Tensor) -> dict[str, float]:
 
 def part_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
     """The mean of each part of the reward, weight included, over the completions that have it."""
-    found: dict[str, list[float]] = {}
+    parts: dict[str, list[float]] = {}
     for rollout in rollouts:
         for name, value in rollout.grade.parts.items():
-            found.setdefault(name, []).append(value)
-    known = {name: [value for value in values if not math.isnan(value)] for name, values in found.items()}
+            parts.setdefault(name, []).append(value)
+    known = {name: [value for value in values if not math.isnan(value)] for name, values in parts.items()}
     return {f"rewards/{name}": sum(values) / len(values) if values else math.nan for name, values in known.items()}
 
 
@@ -345,8 +345,8 @@ def update_metrics(updates: Sequence[Update]) -> dict[str, float]:
 
 @torch.no_grad()
 def clipping_metrics(algorithm: Algorithm, batch: Batch, updates: Sequence[Update]) -> dict[str, float]:
-    """Over the applied updates: the share of tokens with a positive advantage that were blocked, in each range of their
-    old probability, and the mean old probability of the blocked ones; NaN where there is none."""
+    """Share of the applied updates' tokens with a positive advantage that were blocked, in each range of their old
+    probability, and the mean old probability of the blocked ones; NaN where there is none."""
     old, blocked = [], []
     for update in updates:
         run = ~update.logprobs.isnan().any(dim=1) & (update.skipped is None)
@@ -362,10 +362,10 @@ def clipping_metrics(algorithm: Algorithm, batch: Batch, updates: Sequence[Updat
     if not old:
         return {}
     probability, is_blocked = torch.cat(old), torch.cat(blocked)
-    found = {}
+    shares = {}
     for name, (low, high) in BINS.items():
-        found[f"clip_high/{name}"] = float(is_blocked[(probability >= low) & (probability < high)].float().mean())
-    return found | {"clip_high/old_probability": float(probability[is_blocked].mean())}
+        shares[f"clip_high/{name}"] = float(is_blocked[(probability >= low) & (probability < high)].float().mean())
+    return shares | {"clip_high/old_probability": float(probability[is_blocked].mean())}
 
 
 def length_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
@@ -383,7 +383,7 @@ def loop_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
 
 
 def has_loop(completion: Completion) -> bool:
-    """Whether the sampled tokens contain a phrase of up to PERIOD tokens at least TIMES in a row."""
+    """Tell whether the sampled tokens contain a phrase of up to PERIOD tokens at least TIMES in a row."""
     tokens = np.array(
         list(compress(completion.tokens, completion.sampled)) if completion.sampled else completion.tokens
     )
@@ -401,13 +401,13 @@ def has_loop(completion: Completion) -> bool:
 def coverage_metrics(groups: Sequence[Group]) -> dict[str, float]:
     """Share of the groups that would have a right completion if they were smaller: 2, 4, 8, … completions, of which
     any are as likely. Only groups with that many scored completions count."""
-    found: dict[str, list[float]] = {}
+    chances: dict[str, list[float]] = {}
     for group in groups:
-        verdicts = [verdict for each in group.rollouts if not math.isnan(verdict := each.grade.verdict)]
+        verdicts = [verdict for rollout in group.rollouts if not math.isnan(verdict := rollout.grade.verdict)]
         size = 2
         while size <= len(verdicts):
             wrong = sum(verdict < 1 for verdict in verdicts)
             none = math.comb(wrong, size) / math.comb(len(verdicts), size)
-            found.setdefault(f"solved_by_any/{size}", []).append(1 - none)
+            chances.setdefault(f"solved_by_any/{size}", []).append(1 - none)
             size *= 2
-    return {name: known_mean(values) for name, values in found.items()}
+    return {name: known_mean(values) for name, values in chances.items()}

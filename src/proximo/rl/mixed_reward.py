@@ -32,10 +32,10 @@ from proximo.types import Completion, Grade, Message, Problem, Turn
 Scorer = Callable[[Sequence[Problem], Sequence[Completion]], Waiting[Scores]]
 """A rule or a reward model: one number per completion; NaN: unscored; None: does not apply to it."""
 SHOWN = "what turn {} answered"
-"""Stands for a turn, to see whether a template writes it."""
+"""Text that stands for a turn, to see whether a template writes it."""
 
 
-def judged(
+def with_reward_models(
     task: Task,
     mix: RewardMix,
     tokenizer: PreTrainedTokenizerBase,
@@ -60,11 +60,11 @@ def judged(
     ]
     scorers += [(rule.weight, partial(begin_scores, rule.reward)) for rule in mix.rules]
     while_sampling = not mix.models and task.while_sampling
-    return Judged(task, mix.task, dict(zip(mix.names, scorers, strict=True)), while_sampling)
+    return MixedReward(task, mix.task, dict(zip(mix.names, scorers, strict=True)), while_sampling)
 
 
 @dataclass(frozen=True)
-class Judged:
+class MixedReward:
     """A task whose reward is a mix."""
 
     task: Task
@@ -73,8 +73,8 @@ class Judged:
     scorers: Mapping[str, tuple[float, Scorer]]
     """Rules and reward models by name, with their weights."""
     while_sampling: bool = False
-    """Whether to grade during sampling. Not with reward models: they share the device with the sampler, and are fastest
-    on many rows at once."""
+    """True: grade during sampling. Not with reward models: they share the device with the sampler, and are fastest on
+    many rows at once."""
 
     def size(self, split: Split) -> int | None:
         return self.task.size(split)
@@ -91,23 +91,23 @@ class Judged:
         return reward_range(self.task)
 
     def grade(self, problems: Sequence[Problem], completions: Sequence[Completion]) -> list[Grade]:
-        """The outcome is the task's verdict; where there is none, of prompts alone or where the task's own function
-        returned None, it is the reward. A function that returns None for a completion takes no part in its reward."""
+        """Grade by the task's verdict; where there is none, of prompts alone or where the task's own function returned
+        None, by the reward. A function that returns None for a completion takes no part in its reward."""
         with grading():
             return self.begin(problems, completions)()
 
     def begin(self, problems: Sequence[Problem], completions: Sequence[Completion]) -> Waiting[list[Grade]]:
-        own = begin_grading(self.task, problems, completions)
+        waiting = begin_grading(self.task, problems, completions)
         begun = {name: scorer(problems, completions) for name, (_, scorer) in self.scorers.items()}
-        return lambda: self._mixed(own(), {name: scores() for name, scores in begun.items()})
+        return lambda: self._mixed(waiting(), {name: scores() for name, scores in begun.items()})
 
-    def _mixed(self, own: Sequence[Grade], parts: Mapping[str, Scores]) -> list[Grade]:
+    def _mixed(self, task_grades: Sequence[Grade], parts: Mapping[str, Scores]) -> list[Grade]:
         weights = {name: weight for name, (weight, _) in self.scorers.items()}
         grades = []
-        for row, grade in enumerate(own):
+        for row, grade in enumerate(task_grades):
             rewards = {"task": self.weight * grade.reward} if self.weight and grade.applies else {}
-            found = {name: scores[row] for name, scores in parts.items()}
-            rewards |= {name: weights[name] * finite(score) for name, score in found.items() if score is not None}
+            row_scores = {name: scores[row] for name, scores in parts.items()}
+            rewards |= {name: weights[name] * finite(score) for name, score in row_scores.items() if score is not None}
             is_verdict = has_verdict(self.task) and grade.applies
             outcome = grade.outcome if is_verdict else math.fsum(rewards.values()) if rewards else math.nan
             grades.append(Grade(outcome, rewards, applies=bool(rewards), steps=grade.steps))
@@ -128,11 +128,11 @@ class ScoringModel:
     ) -> None:
         """`policy` is the policy's tokenizer; a prompt that cannot be read is detected with the first problem."""
         path = resolve(options.path)
-        own = load_tokenizer(path)
+        tokenizer = load_tokenizer(path)
         self.name, self.token_budget = options.path, options.token_budget
         self.mean, self.deviation = options.mean, options.deviation
-        self.same_tokens = same_tokens(own, policy)
-        self.tokenizer = policy if self.same_tokens else own
+        self.same_tokens = same_tokens(tokenizer, policy)
+        self.tokenizer = policy if self.same_tokens else tokenizer
         self.policy_ends = frozenset(policy.all_special_ids)
         self.ends = declared_ends(path)
         try:
@@ -143,7 +143,7 @@ class ScoringModel:
         self.model = load_reward_model(path, device=device, dtype=pick_dtype(dtype, device), fresh_head=False)
 
     def begin(self, problems: Sequence[Problem], completions: Sequence[Completion]) -> Waiting[Scores]:
-        """Scores at once: the model shares its device with the sampler."""
+        """Score at once: the model shares its device with the sampler."""
         scores = self(problems, completions)
         return lambda: scores
 
@@ -153,10 +153,10 @@ class ScoringModel:
         readable, rows = self._rows(problems, completions)
         for part in rows.parts(self.token_budget) if readable else ():
             some = rows.at(part)
-            found = completion_scores(
+            values = completion_scores(
                 self.model, prompts=some.prompts, tokens=some.tokens, lengths=some.lengths, group=some.group
             )
-            scores[torch.tensor(readable)[part]] = found.to(scores)
+            scores[torch.tensor(readable)[part]] = values.to(scores)
         return [finite((score - self.mean) / self.deviation) for score in scores.tolist()]
 
     def _rows(self, problems: Sequence[Problem], completions: Sequence[Completion]) -> tuple[list[int], EncodedRows]:
@@ -175,7 +175,7 @@ class ScoringModel:
             readable.append(row)
             group.append(groups.setdefault((id(problem), prompt), len(groups)))  # siblings share their problem
         tokens = pad_sequence(encoded, batch_first=True) if encoded else torch.zeros(0, 0, dtype=torch.long)
-        lengths = torch.tensor([len(each) for each in encoded], dtype=torch.long)
+        lengths = torch.tensor([len(tokens) for tokens in encoded], dtype=torch.long)
         return readable, EncodedRows(
             prompts=tuple(prompt for _, prompt in groups),
             tokens=tokens,
@@ -213,7 +213,7 @@ class ScoringModel:
     # Episodes, in another vocabulary than the policy's
 
     def _has_ended(self, completion: Completion, turn: Turn) -> bool:
-        """Whether the policy ended a turn: a last one that an episode's limit cut off has no end."""
+        """Tell whether the policy ended a turn: a last one that an episode's limit cut off has no end."""
         is_last = turn is completion.turns[-1]
         return (is_last and completion.finish == "stop") or completion.tokens[turn.end - 1] in self.policy_ends
 
@@ -238,7 +238,7 @@ class ScoringModel:
         else:
             whole = tuple(self.tokenizer.encode(text, add_special_tokens=False))
             pairs = enumerate(zip(prompt, whole, strict=False))
-            same = max(1, next((place for place, (one, other) in pairs if one != other), len(prompt)))
+            same = max(1, next((index for index, (one, other) in pairs if one != other), len(prompt)))
             prompt, tokens = whole[:same], whole[same:]
         closed = _up_to_end(self.tokenizer, tokens, behind, self.ends)
         return prompt, closed if self._has_ended(completion, completion.turns[-1]) else closed[:-1]
@@ -251,15 +251,15 @@ class ScoringModel:
             raise ValueError("its chat template leaves out what the environment or a tool answered")
         # Asked of a text that occurs once: a last turn may be empty, or spell a part of what ends it.
         last = SHOWN.format(len(messages))
-        _, found, behind = self._text(problem, [*messages[:-1], {**messages[-1], "content": last}]).rpartition(last)
-        return self._text(problem, messages), behind if found else ""
+        _, is_shown, behind = self._text(problem, [*messages[:-1], {**messages[-1], "content": last}]).rpartition(last)
+        return self._text(problem, messages), behind if is_shown else ""
 
     def _shows(self, problem: Problem, messages: Sequence[Message]) -> bool:
-        """Whether the template takes messages of these roles and writes what was answered in them."""
-        told = [number for number, each in enumerate(messages) if each["role"] != "assistant"]
+        """Tell whether the template takes messages of these roles and writes what was answered in them."""
+        answers = [number for number, message in enumerate(messages) if message["role"] != "assistant"]
         marked = [
-            {**each, "content": SHOWN.format(number)} if number in told else each
-            for number, each in enumerate(messages)
+            {**message, "content": SHOWN.format(number)} if number in answers else message
+            for number, message in enumerate(messages)
         ]
         try:
             text = self._text(problem, marked)
@@ -267,7 +267,7 @@ class ScoringModel:
             if isinstance(error.__cause__, TemplateError):
                 return False
             raise
-        return all(SHOWN.format(number) in text for number in told)
+        return all(SHOWN.format(number) in text for number in answers)
 
     def _text(self, problem: Problem, messages: Sequence[Message]) -> str:
         assert not isinstance(problem.prompt, str)
@@ -277,8 +277,8 @@ class ScoringModel:
 
 def _in_turn(messages: Sequence[Message]) -> list[Message]:
     """The messages of two who speak in turn: whatever is not the assistant's is the user's."""
-    parts = groupby(messages, key=lambda each: "assistant" if each["role"] == "assistant" else "user")
-    return [{"role": role, "content": "\n".join(each["content"] for each in some)} for role, some in parts]
+    parts = groupby(messages, key=lambda message: "assistant" if message["role"] == "assistant" else "user")
+    return [{"role": role, "content": "\n".join(message["content"] for message in some)} for role, some in parts]
 
 
 def _up_to_end(
@@ -289,12 +289,12 @@ def _up_to_end(
     end, _ = end_of(tokenizer)
     rest = len(following_tokens(tokenizer, behind)) if behind else 0
     start = max(0, len(tokens) - rest)
-    places = [place for place in range(start, len(tokens)) if tokens[place] in {end, *ends}]
-    return tokens[: places[0] + 1] if places else (*tokens[:start], end)
+    indices = [index for index in range(start, len(tokens)) if tokens[index] in {end, *ends}]
+    return tokens[: indices[0] + 1] if indices else (*tokens[:start], end)
 
 
 def same_tokens(judge: PreTrainedTokenizerBase, policy: PreTrainedTokenizerBase) -> bool:
-    """Whether a reward model can read a policy's tokens directly: same vocabulary, BOS, EOS and chat template."""
+    """Tell whether a reward model can read a policy's tokens directly: same vocabulary, BOS, EOS and chat template."""
     return (
         judge.get_vocab() == policy.get_vocab()
         and special_prefix(judge) == special_prefix(policy)

@@ -1,4 +1,4 @@
-"""What a run reports on the way: findings of the health rules, remarks of a few checks, and what happened to its parts.
+"""Reports of a run on the way: findings of the health rules, remarks of a few checks, what happened to its parts.
 
 Each report is an event in the log, and most are shown to the user at once.
 """
@@ -71,7 +71,7 @@ class Monitor:
                 self.notify(step, kind, remark)
 
     def remember(self, folder: Path) -> None:
-        """After a resume: read the run's earlier rows, without reporting findings again."""
+        """Read the run's earlier rows after a resume, without reporting findings again."""
         for row in JsonLines(folder / METRICS).readable():
             for check in (self.watch.look, self.clip_range.update, self.staleness.update):
                 check(row)
@@ -103,10 +103,10 @@ class Monitor:
             self.notify(step, "failed_episodes", line)
 
     def collapse(self, complaint: str | None) -> str | None:
-        """Why the run ends here, if it collapsed and `stop_on` says that it shall; `complaint`: of diverged updates."""
+        """Say why the run ends here, if it collapsed and `stop_on` is set; `complaint`: of diverged updates."""
         if self._stop_on is None:
             return None
-        finding = next((each for each in self.watch.standing() if each.rule in COLLAPSE), None)
+        finding = next((standing for standing in self.watch.standing() if standing.rule in COLLAPSE), None)
         why = complaint if finding is None else f"{finding.rule}, {finding.message}"
         return None if why is None else f'the run ends here, as stop_on is "{self._stop_on}": {why}'
 

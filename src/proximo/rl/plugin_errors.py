@@ -18,13 +18,13 @@ MAX_MESSAGE = 500
 
 
 class OutsideFailed(ValueError):
-    """A class of a user's own raised an exception, which is the cause of this one."""
+    """Raised from the exception of a class of a user's own."""
 
 
 @contextmanager
-def naming_failures(config: Any) -> Iterator[None]:
-    """Where a class from outside that `config` names raises, raise an OutsideFailed with the class, the exception and
-    the place in the user's file. Errors that come from Proximo's own code, even if a user's class called it, are left
+def name_user_code(config: Any) -> Iterator[None]:
+    """Name the user's class that raises, if `config` names it: raise an OutsideFailed with the class, the exception and
+    the line in the user's file. Errors that come from Proximo's own code, even if a user's class called it, are left
     as they are."""
     try:
         yield
@@ -42,17 +42,17 @@ def _named(config: Any, error: Exception) -> str | None:
         frames.pop(0)  # what is left was called by the last of Proximo's own functions
     parts = [(field, part, _source(type(part))) for field, part in outside_parts(config)]
     files = {source for *_, source in parts}
-    own = [(frame, line) for frame, line in frames if _file(frame) in files]
-    if not own:
+    user_frames = [(frame, line) for frame, line in frames if _file(frame) in files]
+    if not user_frames:
         return None
-    frame, line = own[-1]
-    callers = {type(each.f_locals.get("self")) for each, _ in own}
+    frame, line = user_frames[-1]
+    callers = {type(caller.f_locals.get("self")) for caller, _ in user_frames}
     named = next((f"{field} {type(part).__name__}" for field, part, _ in parts if type(part) in callers), None)
     name = Path(_file(frame)).name
-    place = f"{name}, line {line}, in {frame.f_code.co_qualname}"
+    where = f"{name}, line {line}, in {frame.f_code.co_qualname}"
     text = " ".join(str(error).split())
     raised = f"{type(error).__name__}: {visible(text, MAX_MESSAGE)}" if text else type(error).__name__
-    return f"{named or name} raised {raised} ({place}); correct it, then run the same command again"
+    return f"{named or name} raised {raised} ({where}); correct it, then run the same command again"
 
 
 def outside_parts(value: Any, field: str = "") -> Iterator[tuple[str, Any]]:
@@ -63,8 +63,8 @@ def outside_parts(value: Any, field: str = "") -> Iterator[tuple[str, Any]]:
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
         if not type(value).__module__.startswith("proximo."):
             yield field, value
-        for each in dataclasses.fields(value):
-            yield from outside_parts(getattr(value, each.name, None), f"{field}.{each.name}".lstrip("."))
+        for its in dataclasses.fields(value):
+            yield from outside_parts(getattr(value, its.name, None), f"{field}.{its.name}".lstrip("."))
 
 
 def _source(kind: type) -> str | None:

@@ -24,7 +24,7 @@ class Progress(Protocol):
     def stop(self) -> None: ...
 
 
-class Lines:
+class ProgressLines:
     """One line per step, for logs and pipes."""
 
     def __init__(self) -> None:
@@ -47,7 +47,7 @@ class Lines:
         self._say(f"warning at step {step}: {message}")
 
     def stop(self) -> None:
-        """Nothing to clean up."""
+        """Do nothing: there is nothing to clean up."""
 
     def _say(self, line: str) -> None:
         with suppress(OSError):  # a closed pipe should not stop training
@@ -81,9 +81,9 @@ def measure(*evaluations: Evaluation) -> str:
 
 
 def _are_shares(*evaluations: Evaluation) -> bool:
-    """Whether all that are known have outcomes of right and wrong alone."""
-    known = [each for each in evaluations if not math.isnan(each.outcome)]
-    return bool(known) and all(each.is_share for each in known)
+    """Tell whether all that are known have outcomes of right and wrong alone."""
+    known = [evaluation for evaluation in evaluations if not math.isnan(evaluation.outcome)]
+    return bool(known) and all(evaluation.is_share for evaluation in known)
 
 
 def share(evaluation: Evaluation, *others: Evaluation) -> str:
@@ -99,8 +99,8 @@ def share(evaluation: Evaluation, *others: Evaluation) -> str:
     else:
         text = f"{evaluation.outcome:.3f} ({evaluation.accuracy:.1%} at least 1, {problems})"
     if evaluation.sources:
-        each = (f"{name} {own['accuracy']:.1%}" for name, own in evaluation.sources.items())
-        text += f"; {', '.join(each)}"
+        shares = (f"{name} {scores['accuracy']:.1%}" for name, scores in evaluation.sources.items())
+        text += f"; {', '.join(shares)}"
     if evaluation.mean_at_k is not None:
         text += f"; {_of_samples(evaluation, evaluation.mean_at_k)}"
     if evaluation.parts:

@@ -1,4 +1,4 @@
-"""When a run ends, its result, and how that is stored."""
+"""The end of a run: when it is, the run's result, and how that is stored."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -28,9 +28,9 @@ class Better:
     checkpoint: str
     """Name of its folder; empty where it is the model before training."""
     value: float
-    """Its mean held-out outcome."""
+    """Mean held-out outcome of the checkpoint."""
     last: float
-    """That of the last."""
+    """Mean held-out outcome of the last checkpoint."""
 
     def __str__(self) -> str:
         what = f"{CHECKPOINTS}/{self.checkpoint}" if self.checkpoint else "the model before training"
@@ -38,7 +38,7 @@ class Better:
 
 
 def better_than_last(best: Best, after: Evaluation, answers: Sequence[Answered], kept: bool) -> Better | None:
-    """What is better than a run's last evaluation by more than chance, if that is kept or was there before."""
+    """The best checkpoint, if it beats a run's last by more than chance, and is kept or was there before."""
     change = since_best(best.answers, answers)
     if best.evaluation is None or not change or not (kept or best.step == 0):
         return None
@@ -59,7 +59,7 @@ class RunResult:
     generated_tokens: int
     seconds: float
     ended: str = ""
-    """Why the run ended before its last step; empty if it did not."""
+    """Reason why the run ended before its last step; empty if it did not."""
     last: Path | None = None
     """The newest checkpoint, where `checkpoint` is an earlier one because the run collapsed."""
     better: Better | None = None
@@ -79,19 +79,19 @@ class RunResult:
         }
 
     @classmethod
-    def from_dict(cls, facts: Mapping[str, Any], folder: Path, task: Task, seed: int) -> "RunResult":
+    def from_dict(cls, stored: Mapping[str, Any], folder: Path, task: Task, seed: int) -> "RunResult":
         """Read the result of the run in this folder; the task gives its problems again."""
         with as_written(folder / RESULT):
-            before, after = (read_answers([pair[side] for pair in facts["examples"]], task, seed) for side in (0, 1))
-            last, better = facts.get("last"), facts.get("better")
+            before, after = (read_answers([pair[side] for pair in stored["examples"]], task, seed) for side in (0, 1))
+            last, better = stored.get("last"), stored.get("better")
             return cls(
-                before=Evaluation(**facts["before"]),
-                after=Evaluation(**facts["after"]),
+                before=Evaluation(**stored["before"]),
+                after=Evaluation(**stored["after"]),
                 examples=list(zip(before, after, strict=True)),
-                checkpoint=inside(folder / CHECKPOINTS, facts["checkpoint"]),
-                generated_tokens=facts["generated_tokens"],
-                seconds=facts["seconds"],
-                ended=facts.get("ended", ""),
+                checkpoint=inside(folder / CHECKPOINTS, stored["checkpoint"]),
+                generated_tokens=stored["generated_tokens"],
+                seconds=stored["seconds"],
+                ended=stored.get("ended", ""),
                 last=inside(folder / CHECKPOINTS, last) if last else None,
                 better=Better(**better) if better else None,
             )
@@ -138,13 +138,13 @@ def paired(before: Sequence[Answered], after: Sequence[Answered]) -> list[tuple[
 
 
 def is_last(config: RunConfig, state: RunState) -> bool:
-    """Whether the run ends here: all steps are done, or all tokens are sampled."""
+    """Tell whether the run ends here: all steps are done, or all tokens are sampled."""
     limit = config.max_generated_tokens
     return state.step >= config.steps or (limit is not None and state.generated >= limit)
 
 
 def early_end(options: EvaluationOptions, state: RunState) -> str | None:
-    """Why the run ends before its last step: evaluation.target is reached, or the last evaluations, as many as
+    """Say why the run ends before its last step: evaluation.target is reached, or the last evaluations, as many as
     evaluation.patience, gave nothing better. None: it does not."""
     best = state.best
     if options.every is None or not state.evaluated or best is None:

@@ -1,4 +1,4 @@
-"""What a run is rewarded for: the weighted sum of the task's outcome, reward models and rules."""
+"""The reward of a run: the weighted sum of the task's outcome, reward models and rules."""
 
 import math
 import re
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from proximo.algorithms import Algorithm
-from proximo.environments.grading import Played
+from proximo.environments.grading import PlayedTask
 from proximo.environments.kinds import Acting, Interaction, paying
 from proximo.losses.pieces.extras import needing
 from proximo.losses.pieces.protocols import AdvantageTraits, KeepTraits
@@ -78,18 +78,18 @@ class RewardMix:
 
     @property
     def is_verdict(self) -> bool:
-        """Whether the reward is the task's outcome alone."""
+        """True if the reward is the task's outcome alone."""
         return self.task == 1 and not self.models and not self.rules
 
     @property
     def names(self) -> list[str]:
         """Names of the parts other than the task: models, then rules."""
-        models = ["reward_model"] if len(self.models) == 1 else [_folder_name(each.path) for each in self.models]
-        names = models + [_rule_name(each.reward) for each in self.rules]
+        models = ["reward_model"] if len(self.models) == 1 else [_folder_name(model.path) for model in self.models]
+        names = models + [_rule_name(rule.reward) for rule in self.rules]
         taken = ["task"]
         for name in names:
             numbered = (f"{name}_{number}" for number in range(2, len(names) + 3))
-            taken.append(next(each for each in (name, *numbered) if each not in taken))
+            taken.append(next(free for free in (name, *numbered) if free not in taken))
         return taken[1:]
 
 
@@ -146,7 +146,7 @@ def check_rewards(task: Task, mix: RewardMix, algorithm: Algorithm, environment:
 
 
 def grades_steps(task: Task) -> bool:
-    """Whether the task's grades have a reward for each step."""
+    """Tell whether the task's grades have a reward for each step."""
     return isinstance(task, GradesSteps) and task.grades_steps
 
 
@@ -171,17 +171,17 @@ def _scaled(declared: RewardRange | None, weight: float) -> RewardRange | None:
 
 
 def has_verdict(task: Task) -> bool:
-    """Whether the task, or the environment that plays it, grades completions; False for a file of prompts without a
-    reward."""
-    if isinstance(task, Played):
+    """Tell whether the task, or the environment that plays it, grades completions; False for a file of prompts without
+    a reward."""
+    if isinstance(task, PlayedTask):
         return task.environment.scores or has_verdict(task.task)
-    return not any(isinstance(each, File) and each.reward is None for each in _tasks(task))
+    return not any(isinstance(part, File) and part.reward is None for part in _tasks(task))
 
 
 def rewards_of(task: Task, mix: RewardMix) -> list[Reward]:
     """All rewards without a model of their own: those of files and the rules."""
-    own = [each.reward for each in _tasks(task) if isinstance(each, File) and each.reward is not None]
-    return [*own, *(rule.reward for rule in mix.rules)]
+    file_rewards = [file.reward for file in _tasks(task) if isinstance(file, File) and file.reward is not None]
+    return [*file_rewards, *(rule.reward for rule in mix.rules)]
 
 
 def _tasks(task: Task) -> list[Task]:

@@ -64,7 +64,7 @@ class Rollouts(Delivers, Protocol):
 
     @property
     def older_weights(self) -> OlderWeights:
-        """What is kept of older weights that later steps are sampled with."""
+        """Older weights that are kept, which later steps are sampled with."""
         return "none" if self.history is None else "all"
 
     def begin_step(self, policy: SampledPolicy, version: int, cursor: DataCursor, step: int) -> int:
@@ -78,7 +78,7 @@ class Rollouts(Delivers, Protocol):
         ...
 
     def take_notices(self) -> list[Notice]:
-        """What happened since the last call."""
+        """Notices of what happened since the last call."""
         return []
 
     def queue(self) -> dict[str, object]:
@@ -86,7 +86,7 @@ class Rollouts(Delivers, Protocol):
         return {}
 
     def pending(self) -> Pending:
-        """What is sampled for later steps, between two steps."""
+        """Groups that are sampled for later steps, between two steps."""
         return Pending(older_weights=() if self.history is None else tuple(self.history.kept()))
 
     def newest(self, pending: Pending, *, interrupt: bool) -> Pending:
@@ -110,33 +110,33 @@ class Rollouts(Delivers, Protocol):
         """Stop all sampling."""
 
 
-class Judge(Protocol):
+class DropRule(Protocol):
     """Decides which groups are dropped."""
 
     @property
     def refills(self) -> bool:
-        """Whether dropped groups are replaced."""
+        """True if dropped groups are replaced."""
         ...
 
     def drops(self, group: Group) -> bool: ...
 
 
-def collect(rollouts: Delivers, judge: Judge) -> Collected:
+def collect(rollouts: Delivers, rule: DropRule) -> Collected:
     """A whole step: its groups are judged as they come, and others asked for in the place of those that are dropped."""
     for group in rollouts.groups():
-        if judge.drops(group):
-            rollouts.drop(group, refill=judge.refills)
+        if rule.drops(group):
+            rollouts.drop(group, refill=rule.refills)
     return rollouts.collected()
 
 
 def is_dropped(keep: Keep, group: Group) -> bool:
-    """Whether a group is dropped, by the outcomes of its completions."""
+    """Tell whether a group is dropped, by the outcomes of its completions."""
     return drops(keep, torch.tensor([sample.grade.verdict for sample in group.samples], dtype=torch.float64))
 
 
 @dataclass(frozen=True)
 class Collector:
-    """Everything that turns problems into groups."""
+    """Turns problems into groups: samples and grades them."""
 
     task: Task
     sampler: Sampler
@@ -156,7 +156,7 @@ class Collector:
 
     @property
     def refills(self) -> bool:
-        """Whether dropped groups are replaced."""
+        """True if dropped groups are replaced."""
         return KeepTraits.read(self.keep).refills
 
     def chosen(self, first: int, count: int, rates: Mapping[str, float]) -> tuple[Draws, Draws]:
@@ -174,8 +174,8 @@ class Collector:
         if self.training.curriculum is None:
             return rates
         verdicts = [(group.problem.id, [sample.grade.verdict for sample in group.samples]) for group in groups]
-        known = [(name, [each for each in group if not math.isnan(each)]) for name, group in verdicts]
-        measured = [(name, sum(each >= 1 for each in group) / len(group)) for name, group in known if group]
+        known = [(name, [verdict for verdict in group if not math.isnan(verdict)]) for name, group in verdicts]
+        measured = [(name, sum(verdict >= 1 for verdict in group) / len(group)) for name, group in known if group]
         return self.training.curriculum.updated(rates, measured)
 
     def _problem(self, index: int) -> Problem:
@@ -235,7 +235,7 @@ class Rounds:
                 yield group
 
     def drop(self, group: Group, *, refill: bool) -> None:
-        self._kept = [each for each in self._kept if each is not group]
+        self._kept = [kept for kept in self._kept if kept is not group]
         self._dropped.append(group)
         self._refills |= refill
         if self._training.refill == "same_prompt" and group.ordinal is not None:
@@ -270,8 +270,7 @@ class Rounds:
         return groups
 
     def _may_sample(self) -> bool:
-        """Whether to sample another round: the first always, then to replace dropped groups until a limit is
-        reached."""
+        """Tell whether to sample another round: the first always, then to replace dropped groups up to a limit."""
         limit = self._training.refill_tokens
         is_left = self._rounds < self._training.refill_rounds and (limit is None or self._tokens < limit)
         return self._rounds == 0 or (self._refills and is_left)

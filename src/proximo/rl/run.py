@@ -1,4 +1,4 @@
-"""Everything a run holds in memory, built from its config."""
+"""The parts of a run in memory, built from its config."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -14,7 +14,7 @@ from proximo.rl.build import HoldsOnRanks, build_learner, build_rollouts
 from proximo.rl.clock import Timeline
 from proximo.rl.config import RunConfig
 from proximo.rl.evaluate import evaluate
-from proximo.rl.mixed_reward import judged
+from proximo.rl.mixed_reward import with_reward_models
 from proximo.rl.monitor import Monitor
 from proximo.rl.preflight.calibration import calibrate
 from proximo.rl.preflight.preflight import preflight
@@ -33,7 +33,7 @@ SAMPLE_LESS = (
 
 
 class Run:
-    """Everything a run holds in memory, built from its config."""
+    """A run in memory: its models, samplers, rollouts and monitor, built from its config."""
 
     def __init__(self, config: RunConfig, folder: Path, progress: Progress, ranks: HoldsOnRanks | None = None) -> None:
         """`ranks`: where the run is one of several processes, what holds the policy on all of them."""
@@ -44,7 +44,7 @@ class Run:
         self.left_out, self.waits_for = checked.left_out, checked.remarks
         self.task_played = played(config.task, config.environment, self.tokenizer)
         """The config's task with what its environment makes of it, before rewards are mixed."""
-        self.task: Task = judged(
+        self.task: Task = with_reward_models(
             self.task_played, config.rewards, self.tokenizer, config.dtype, compiled=config.compile
         )
         self.grading = Grading(folder, None if config.workers is None else config.workers.open())
@@ -72,7 +72,7 @@ class Run:
 
     @property
     def parts(self) -> StatefulParts:
-        """What of this run has a state."""
+        """Parts of this run that have a state."""
         return StatefulParts(self.learner, self.rollouts, self.monitor.failures)
 
     @property
@@ -97,7 +97,7 @@ class Run:
     @property
     def parameters(self) -> dict[str, int]:
         """Parameters of the policy's model, and how many of them are trained, for run.json."""
-        trained = sum(each.numel() for each in self.model.parameters() if each.requires_grad)
+        trained = sum(parameter.numel() for parameter in self.model.parameters() if parameter.requires_grad)
         return {"policy": count_parameters(self.model), "trained": trained}
 
     def evaluate(self) -> tuple[Evaluation, list[Answered]]:
@@ -122,5 +122,5 @@ class Run:
 
     @property
     def repeats(self) -> bool:
-        """Whether the same config and seed give the same numbers, as far as the samplers go."""
+        """True if the same config and seed give the same numbers, as far as the samplers go."""
         return self.samplers.training.repeats and self.samplers.evaluation.repeats

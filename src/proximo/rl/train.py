@@ -133,7 +133,7 @@ def _started(run: Run, session: Attempt, saves: Checkpointer) -> RunState:
 
 
 def _first_state(run: Run) -> RunState:
-    """Before the first step: evaluate on held-out problems, and report what was left out of the data."""
+    """Evaluate on held-out problems before the first step, and report what was left out of the data."""
     run.log.rewind({}, 0)
     for mistake in run.left_out:
         run.log.event(0, "skipped_row", mistake)
@@ -187,7 +187,7 @@ def _write_beside_best(run: Run, state: RunState, evaluation: Evaluation, answer
 
 
 def _reason_to_end(run: Run, state: RunState) -> str | None:
-    """Why the run ends before its last step, if it does."""
+    """Say why the run ends before its last step, if it does."""
     return run.monitor.collapse(run.learner.guard.complaint) or early_end(run.config.evaluation, state)
 
 
@@ -210,17 +210,17 @@ def _result(
 
 @dataclass(frozen=True)
 class Step:
-    """What a step made."""
+    """A step's groups, batch and updates."""
 
     number: int
     """Number of steps done after it."""
     cursor: DataCursor
-    """Where it began in the data."""
+    """Position in the data where it began."""
     version: int
-    """The policy's before its updates."""
+    """Version of the policy before its updates."""
     collected: Collected
     assembled: Assembled | None
-    """None: there was no group to train on."""
+    """Batch of the step. None: there was no group to train on."""
     updates: Sequence[Update]
     learning_rate: float
 
@@ -285,8 +285,8 @@ def _write(run: Run, step: Step, clock: Clock) -> None:
         run.log.rollouts(number, _table(run, step, everyone))
     costs = run.grading.usage.take() | run.grading.episodes.take()
     run.log.timings(number, clock.seconds | {"tokens": collected.sampled_tokens} | costs)
-    oldest = (min(each.completion.version for each in group.rollouts) for group in collected.groups)
-    staleness = Counter(step.version - each for each in oldest)
+    oldest = (min(rollout.completion.version for rollout in group.rollouts) for group in collected.groups)
+    staleness = Counter(step.version - version for version in oldest)
     intervals = run.samplers.take_intervals()
     run.log.timeline(number, run.timeline.row(intervals, staleness=staleness, **run.rollouts.queue()))
     run.progress.stepped(number, metrics, clock.seconds, collected)
@@ -318,7 +318,7 @@ def _metrics(run: Run, step: Step, everyone: Batch) -> dict[str, float]:
 
 
 def _shaped(run: Run, collected: Collected) -> Batch:
-    """What was sampled in a step without a group to train on, with the rewards that it would have trained on."""
+    """Batch of all that a step without a group to train on sampled, with the rewards it would have trained on."""
     batch, config = to_batch(collected.dropped), run.config
     penalties = run.learner.algorithm.length_penalties
     return replace(batch, rewards=shaped_rewards(batch, penalties, config.sampling.max_tokens, config.penalty_unit))

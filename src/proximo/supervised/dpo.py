@@ -40,7 +40,7 @@ from proximo.types.tensor_types import Float
 
 @dataclass(frozen=True)
 class DpoConfig:
-    """Everything that determines the results of a DPO run."""
+    """Config of a DPO run: everything that determines its results."""
 
     data: DataFile
     """Ranked completions: chosen and rejected, or a list with the best first."""
@@ -59,7 +59,7 @@ class DpoConfig:
     dtype: Precision = "auto"
     """Data type of the weights. `auto`: float32 on a CPU, bfloat16 with float32 master weights on a GPU."""
     compile: bool = True
-    """Whether to compile the model's layers on a GPU (takes some seconds once). Has no effect on a CPU."""
+    """Compile the model's layers on a GPU (takes some seconds once). Has no effect on a CPU."""
     seed: int = 0
     """Random seed of the run."""
     ranks: Ranks | None = None
@@ -136,14 +136,14 @@ def _dtype(config: DpoConfig) -> torch.dtype:
 def _loaded(config: DpoConfig, path: str, ranks: HoldsStages | None) -> PreTrainedModel:
     """A whole model; only the one that is trained may be quantised."""
     quantization = None if config.adapter is None or path != resolve(config.model) else config.adapter.quantize_base
-    dtype, place = None if ranks else _dtype(config), loading_place(pick_device(config.device), ranks)
-    model = load_model(path, device=place, dtype=dtype, quantization=quantization)
+    dtype, device = None if ranks else _dtype(config), loading_place(pick_device(config.device), ranks)
+    model = load_model(path, device=device, dtype=dtype, quantization=quantization)
     allow_compiling(model, config.compile)
     return model
 
 
 def _held(config: DpoConfig, model: PreTrainedModel, path: str, ranks: HoldsStages | None) -> StageModel:
-    """How the model is held; an adapter is added to it first, if there is one."""
+    """Hold the model in this process or on ranks; an adapter is added to it first, if there is one."""
     if config.adapter is not None:
         add_lora(model, config.adapter, base=base_for(path), seed=config.seed)
     return stage_model(model, config.fit, config.seed, _dtype(config), ranks)
@@ -194,8 +194,8 @@ class Preferences:
     def losses(self, items: Sequence[int]) -> Iterator[tuple[Tensor, Mapping[str, Tensor]]]:
         return map(self.part_loss, self.parts(items))
 
-    def parts(self, items: Sequence[int], own: Sequence[int] | None = None) -> list[ScoredRankings]:
-        chosen = items if own is None else [items[place] for place in own]
+    def parts(self, items: Sequence[int], local: Sequence[int] | None = None) -> list[ScoredRankings]:
+        chosen = items if local is None else [items[index] for index in local]
         rankings, sums = [self.train[item] for item in chosen], [self.reference.train[item] for item in chosen]
         return self._parts(rankings, sums, len(chosen), 1 / len(items))
 
@@ -203,8 +203,8 @@ class Preferences:
     def held_out(self) -> dict[str, float]:
         return self.metrics([self.measured(part) for part in self.kept_parts()])
 
-    def kept_parts(self, own: Sequence[int] | None = None) -> list[ScoredRankings]:
-        chosen = range(len(self.kept)) if own is None else own
+    def kept_parts(self, local: Sequence[int] | None = None) -> list[ScoredRankings]:
+        chosen = range(len(self.kept)) if local is None else local
         rankings, sums = [self.kept[item] for item in chosen], [self.reference.held_out[item] for item in chosen]
         return self._parts(rankings, sums, self.options.batch, 1 / len(self.kept)) if self.kept else []
 
@@ -212,9 +212,9 @@ class Preferences:
         loss, metrics = self.part_loss(part)
         return {"loss": loss, **metrics}
 
-    def metrics(self, found: Sequence[Mapping[str, Tensor]]) -> dict[str, float]:
+    def metrics(self, measures: Sequence[Mapping[str, Tensor]]) -> dict[str, float]:
         totals: dict[str, float] = {}
-        for part in found:
+        for part in measures:
             for name, value in part.items():
                 totals[name] = totals.get(name, 0.0) + float(value)
         return totals

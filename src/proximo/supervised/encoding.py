@@ -21,7 +21,7 @@ from proximo.types.tensor_types import Bool, Int
 
 Item = TypeVar("Item", Example, Ranking)
 SHOWN = "what is replied"
-"""Stands for a reply, to see what a template writes behind it."""
+"""Text that stands for a reply, to see what a template writes behind it."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Encoded:
 
 @dataclass
 class Limit:
-    """How long a row may be, and what becomes of longer ones."""
+    """Limit of a row's length, and what becomes of longer ones."""
 
     max_tokens: int
     too_long: Literal["leave_out", "cut"] | None = None
@@ -47,7 +47,7 @@ class Limit:
 
     @property
     def line(self) -> str:
-        """How many rows were too long, for a person; empty where none was."""
+        """Number of rows that were too long, for a person; empty where none was."""
         words = ((self.left_out, "left out"), (self.cut, "cut"))
         return "".join(f", {count} {what} at {self.max_tokens} tokens" for count, what in words if count)
 
@@ -61,7 +61,7 @@ class Prepared:
     mistakes: Mistakes
     """Bad rows that were skipped; empty unless skip_bad was set."""
     limit: "Limit | None" = None
-    """What was done with rows that are too long."""
+    """Limit of their length, with the number of rows that were too long."""
 
     def check_room(self, model: PreTrainedModel) -> None:
         """Refuse rows that are longer than the model's context."""
@@ -142,7 +142,7 @@ def _encoded(
         if limit.too_long is None or room < 1:
             _refuse_long(len(prompt), max(map(len, completions)), limit.max_tokens)
         limit.cut += 1
-        completions = tuple(each[:room] for each in completions)
+        completions = tuple(tokens[:room] for tokens in completions)
     if len(set(completions)) < len(completions):
         raise ValueError("two of its completions are the same tokens: there is no preference to learn")
     margin = item.margin if isinstance(item, Ranking) else None
@@ -190,7 +190,7 @@ def _reply(
     *,
     sampled: bool = False,
 ) -> tuple[tuple[int, ...], bool]:
-    """Also whether an empty thought was closed before the text."""
+    """Tokens of a reply, and whether an empty thought was closed before the text."""
     end, word = end_of(tokenizer)
     text, every = text.removesuffix(word), {end, *ends}
     check_ends(tokenizer, text, ends)
@@ -205,34 +205,34 @@ def _reply(
         rest = _behind_thought(thought, asked, written, text)
     reply = reply_tokens(tokenizer, asked, rest) if rest else ()
     is_closed = thought is not None and not thought.is_in(text)
-    found = next((place for place, token in enumerate(reply) if token in every), None)
-    if found is not None:
-        return reply[: found + 1], is_closed
+    end_index = next((index for index, token in enumerate(reply) if token in every), None)
+    if end_index is not None:
+        return reply[: end_index + 1], is_closed
     shown = [*prompt, {"role": "assistant", "content": SHOWN}]
     _, is_shown, behind = rendered(tokenizer, shown, for_answer=False, arguments=arguments).rpartition(SHOWN)
-    said = rest.removesuffix(behind) if is_shown else text
-    return (*reply_tokens(tokenizer, asked, said or text), end), is_closed
+    body = rest.removesuffix(behind) if is_shown else text
+    return (*reply_tokens(tokenizer, asked, body or text), end), is_closed
 
 
 def _behind_thought(thought: Thought, asked: str, written: str, text: str) -> str:
     """A reply in a thought that the prompt opens, where the template writes a whole conversation otherwise: the end of
     an empty thought as it writes that, where it does, and what it writes around the reply."""
     before = asked.removesuffix(f"{thought.opens}{thought.space}")
-    own = written.removeprefix(before) if written.startswith(before) else ""
-    if own and not thought.is_in(text):
-        if own.startswith(thought.closes):
-            return own
-        if thought.opens not in own and thought.closes not in own:
-            return thought.continued("") + own
+    reply = written.removeprefix(before) if written.startswith(before) else ""
+    if reply and not thought.is_in(text):
+        if reply.startswith(thought.closes):
+            return reply
+        if thought.opens not in reply and thought.closes not in reply:
+            return thought.continued("") + reply
     answer = text.rpartition(thought.closes)[2].strip()
-    _, found, behind = written.rpartition(answer) if answer else ("", "", "")
-    return thought.continued(text.rstrip()) + behind if found else thought.continued(text)
+    _, is_there, behind = written.rpartition(answer) if answer else ("", "", "")
+    return thought.continued(text.rstrip()) + behind if is_there else thought.continued(text)
 
 
 def check_ends(tokenizer: PreTrainedTokenizerBase, text: str, ends: Collection[int] = ()) -> None:
     """Refuse a reply that spells an end token, the tokenizer's or one of `ends`."""
     end, word = end_of(tokenizer)
-    for other in (word, *(str(tokenizer.convert_ids_to_tokens(each)) for each in sorted({*ends} - {end}))):
+    for other in (word, *(str(tokenizer.convert_ids_to_tokens(token)) for token in sorted({*ends} - {end}))):
         if other and other in text:
             raise ValueError(f"a completion contains {other!r} before its end: a sampler would have stopped there")
 
@@ -261,8 +261,8 @@ class EncodedRows:
     def at(self, index: Int[Tensor, " M"]) -> "EncodedRows":
         """The rows at `index` with their prompts, whose indices stay; other prompts are empty."""
         group = self.group[index]
-        own = set(group.tolist())
-        prompts = tuple(prompt if number in own else () for number, prompt in enumerate(self.prompts))
+        used = set(group.tolist())
+        prompts = tuple(prompt if number in used else () for number, prompt in enumerate(self.prompts))
         return EncodedRows(prompts, self.tokens[index], self.lengths[index], self.mask[index], group)
 
     def parts(self, token_budget: int) -> list[Int[Tensor, " M"]]:

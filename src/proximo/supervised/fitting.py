@@ -14,7 +14,7 @@ from proximo.runs.log import RunLog
 from proximo.runs.session import Attempt
 from proximo.runs.signals import Stop, Stopped
 from proximo.supervised.schedule import FitOptions, Schedule
-from proximo.supervised.snapshots import Best, read_point, write_point
+from proximo.supervised.snapshots import BestStep, read_point, write_point
 from proximo.supervised.stage_model import HoldsStages, Stage, StageModel, WholeStageModel
 from proximo.system.folders import remove_folder
 from proximo.system.opening import as_written, inside
@@ -47,10 +47,10 @@ class Fitted:
         return asdict(self) | {"checkpoint": self.checkpoint.name}
 
     @classmethod
-    def from_dict(cls, facts: Mapping[str, Any], folder: Path) -> "Fitted":
+    def from_dict(cls, stored: Mapping[str, Any], folder: Path) -> "Fitted":
         """The stored result of the stage in this folder."""
         with as_written(folder / RESULT):
-            return cls(**{**facts, "checkpoint": inside(folder / CHECKPOINTS, facts["checkpoint"])})
+            return cls(**{**stored, "checkpoint": inside(folder / CHECKPOINTS, stored["checkpoint"])})
 
 
 def fit(
@@ -163,16 +163,16 @@ class _Fitting:
             patience = self.options.patience
             if patience is not None and not self.before:
                 raise ValueError(f"fit.patience is {patience}, but no data is held out: leave it out, or hold some")
-            self.best = Best(0, self.before)
+            self.best = BestStep(0, self.before)
             if self.before:  # without held-out data the last weights are the best, and none are kept
                 self.held.keep_best()
             return
-        facts = read_point(point, self.held)
+        values = read_point(point, self.held)
         start()
-        self.log.rewind(facts["sizes"], facts["step"])
-        self.step, self.is_evaluated, self.saved = facts["step"], facts["is_evaluated"], facts["step"]
-        self.before, self.spent, self.skipped = facts["before"], facts["seconds"], facts["skipped"]
-        self.best = Best(facts["best_step"], facts["best"], facts["misses"])
+        self.log.rewind(values["sizes"], values["step"])
+        self.step, self.is_evaluated, self.saved = values["step"], values["is_evaluated"], values["step"]
+        self.before, self.spent, self.skipped = values["before"], values["seconds"], values["skipped"]
+        self.best = BestStep(values["best_step"], values["best"], values["misses"])
 
     def run(self) -> None:
         """Run all steps, or as many as patience allows."""
@@ -189,9 +189,9 @@ class _Fitting:
         """Do what is due between two steps (evaluate, save), then say whether training is over."""
         done, last = self.step, self.step == self.schedule.steps
         if done and not self.is_evaluated and self.schedule.evaluates(done):
-            found = self._evaluate(done)
-            self.best = self.best.after(done, found)
-            if found and self.best.step == done:
+            metrics = self._evaluate(done)
+            self.best = self.best.after(done, metrics)
+            if metrics and self.best.step == done:
                 self.held.keep_best()
         self.is_evaluated = True
         if done and self.best.misses == self.options.patience:
@@ -208,7 +208,7 @@ class _Fitting:
 
     def _write(self) -> None:
         best = self.best
-        facts = {
+        values = {
             "run": self.log.identity,
             "step": self.step,
             "is_evaluated": self.is_evaluated,
@@ -220,16 +220,16 @@ class _Fitting:
             "sizes": self.log.settle(),
             "seconds": self.seconds,
         }
-        write_point(self.log.folder, facts, self.held, self.log.standing())
+        write_point(self.log.folder, values, self.held, self.log.standing())
 
     def _step(self, index: int) -> None:
         start, step = time.perf_counter(), index + 1
         rate = self.schedule.learning_rate(index)
-        found = self.held.gradients(self.stage, self.schedule.items(index))
-        is_finite = math.isfinite(found.loss)
+        result = self.held.gradients(self.stage, self.schedule.items(index))
+        is_finite = math.isfinite(result.loss)
         norm = self.held.apply(rate, self.options.max_gradient_norm, lambda norm: is_finite and math.isfinite(norm))
         self.skipped = 0 if is_finite and math.isfinite(norm) else self.skipped + 1
-        metrics = {"loss": found.loss, **found.sums}
+        metrics = {"loss": result.loss, **result.sums}
         self.log.metrics(step, metrics | {"gradient_norm": norm, "learning_rate": rate})
         self.log.timings(step, {"update": time.perf_counter() - start})
         if step % REPORT_EVERY == 0 or step == self.schedule.steps:

@@ -45,7 +45,7 @@ class PairsConfig:
 
 @dataclass
 class Counts:
-    """How many groups and completions were used, and how many left out."""
+    """Numbers of groups and completions that were used and left out."""
 
     groups: int = 0
     fresh: int = 0
@@ -168,7 +168,7 @@ def _earlier(path: str) -> list[Ranking]:
 
 
 def _drawn(earlier: Sequence[Ranking], config: PairsConfig, counts: Counts) -> list[Ranking]:
-    """Enough old rankings to make up their share of all rows."""
+    """Draw enough old rankings to make up their share of all rows."""
     wanted = count_of(config.old_share / (1 - config.old_share), counts.fresh)
     counts.old = min(wanted, len(earlier))
     counts.old_missing = wanted - counts.old

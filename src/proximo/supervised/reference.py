@@ -17,7 +17,7 @@ from proximo.system.folders import whole_file
 from proximo.system.opening import open_file, replacing, without_links
 
 Sums = tuple[tuple[float, ...], ...]
-"""For each ranking, the log-prob of each of its completions, summed over its tokens."""
+"""Log-probs of each ranking's completions, summed over their tokens."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ def micro_batched(items: Sequence[Encoded], batch: int, token_budget: int) -> It
 @torch.no_grad()
 def summed_logprobs(model: PreTrainedModel, rows: Sequence[EncodedRows]) -> list[list[float]]:
     """Log-probs of all rows of each micro-batch, summed over their tokens."""
-    return [score_rows(model, each).logprobs.sum(dim=1).tolist() for each in rows]
+    return [score_rows(model, part).logprobs.sum(dim=1).tolist() for part in rows]
 
 
 def compute_reference(
@@ -58,12 +58,12 @@ def compute_reference(
     `weights` is that model's fingerprint."""
 
     def sums(items: Sequence[Encoded]) -> Sums:
-        found: list[list[float]] = [[] for _ in items]
+        logprobs: list[list[float]] = [[] for _ in items]
         parts = list(micro_batched(items, batch, token_budget))
         for (numbers, rows), values in zip(parts, scored([rows for _, rows in parts]), strict=True):
             for number, value in zip(rows.group.tolist(), values, strict=True):
-                found[numbers[number]].append(value)
-        return tuple(map(tuple, found))
+                logprobs[numbers[number]].append(value)
+        return tuple(map(tuple, logprobs))
 
     return Reference(sums(prepared.train), sums(prepared.held_out), data_fingerprint(prepared), weights)
 

@@ -29,7 +29,7 @@ from proximo.types.tensor_types import Float
 
 @dataclass(frozen=True)
 class RewardModelConfig:
-    """Everything that determines a reward model's weights."""
+    """Config of a reward model: everything that determines its weights."""
 
     data: DataFile
     """Ranked completions: chosen and rejected, or a list with the best first."""
@@ -43,7 +43,7 @@ class RewardModelConfig:
     dtype: Precision = "auto"
     """Data type of the weights. `auto`: float32 on a CPU, bfloat16 with float32 master weights on a GPU."""
     compile: bool = True
-    """Whether to compile the model's layers on a GPU (takes some seconds once). Has no effect on a CPU."""
+    """Compile the model's layers on a GPU (takes some seconds once). Has no effect on a CPU."""
     seed: int = 0
     """Random seed of the run."""
     ranks: Ranks | None = None
@@ -143,34 +143,34 @@ class Judgement:
     def losses(self, items: Sequence[int]) -> Iterator[tuple[Tensor, Mapping[str, Tensor]]]:
         return map(self.part_loss, self.parts(items))
 
-    def parts(self, items: Sequence[int], own: Sequence[int] | None = None) -> list[RankedRows]:
-        chosen = items if own is None else [items[place] for place in own]
+    def parts(self, items: Sequence[int], local: Sequence[int] | None = None) -> list[RankedRows]:
+        chosen = items if local is None else [items[index] for index in local]
         return self._parts([self.train[item] for item in chosen], len(items))
 
     def part_loss(self, part: RankedRows) -> tuple[Tensor, Mapping[str, Tensor]]:
-        found = self.measured(part)
-        weights = found.weights / part.total
+        measures = self.measured(part)
+        weights = measures.weights / part.total
         return (
-            (found.losses * weights).sum(),
-            {"accuracy": (pair_accuracy(found.gaps) * weights).sum(), "score_gap": (found.gaps * weights).sum()},
+            (measures.losses * weights).sum(),
+            {"accuracy": (pair_accuracy(measures.gaps) * weights).sum(), "score_gap": (measures.gaps * weights).sum()},
         )
 
     @torch.no_grad()
     def held_out(self) -> dict[str, float]:
         return self.metrics([self.measured(part) for part in self.kept_parts()])
 
-    def kept_parts(self, own: Sequence[int] | None = None) -> list[RankedRows]:
-        kept = self.kept if own is None else [self.kept[number] for number in own]
+    def kept_parts(self, local: Sequence[int] | None = None) -> list[RankedRows]:
+        kept = self.kept if local is None else [self.kept[number] for number in local]
         return self._parts(kept, len(self.kept)) if kept else []
 
-    def metrics(self, found: Sequence[Compared]) -> dict[str, float]:
+    def metrics(self, measures: Sequence[Compared]) -> dict[str, float]:
         """Held-out metrics. Calibration is the distance of σ(gap) from the share of pairs ranked right; 0 is best."""
-        if not found:
+        if not measures:
             return {}
-        scores = torch.cat([part.scores for part in found])
-        gaps = torch.cat([part.gaps for part in found])
-        weights = torch.cat([part.weights for part in found]) / len(self.kept)
-        losses = torch.cat([part.losses for part in found])
+        scores = torch.cat([part.scores for part in measures])
+        gaps = torch.cat([part.gaps for part in measures])
+        weights = torch.cat([part.weights for part in measures]) / len(self.kept)
+        losses = torch.cat([part.losses for part in measures])
         metrics = {
             "loss": (losses * weights).sum(),
             "accuracy": (pair_accuracy(gaps) * weights).sum(),

@@ -59,7 +59,7 @@ class FitOptions:
 
 @dataclass(frozen=True)
 class Schedule:
-    """Which items each step trains on, its learning rate, and which steps are followed by an evaluation. An `index`
+    """Items that each step trains on, its learning rate, and which steps are followed by an evaluation. An `index`
     counts steps from 0; a `step` is the number of steps done."""
 
     size: int
@@ -87,5 +87,5 @@ class Schedule:
         return self.options.learning_rate * rate_share(schedule, index, warmup=warmup, steps=self.steps)
 
     def evaluates(self, step: int) -> bool:
-        """Whether the model is evaluated after `step` steps."""
+        """Tell whether the model is evaluated after `step` steps."""
         return step % (self.options.evaluate_every or self.epoch) == 0 or step == self.steps

@@ -63,7 +63,7 @@ class References:
 
 @dataclass(frozen=True)
 class SftConfig:
-    """Everything that determines a fine-tuned model's weights."""
+    """Config of a fine-tuning: everything that determines the model's weights."""
 
     data: DataFile | References = field(default_factory=References)
     """Examples to train on: a file, or a task's reference answers."""
@@ -77,13 +77,13 @@ class SftConfig:
     completion_column: str | None = None
     """Column with the completion to learn. None: recognised."""
     dynamic: bool = False
-    """Whether to use dynamic fine-tuning (DFT): each token's loss times its own probability, held constant."""
+    """Use dynamic fine-tuning (DFT): each token's loss times its own probability, held constant."""
     device: str = "auto"
     """Torch device of the model. `auto`: a GPU if there is one, else the CPU."""
     dtype: Precision = "auto"
     """Data type of the weights. `auto`: float32 on a CPU, bfloat16 with float32 master weights on a GPU."""
     compile: bool = True
-    """Whether to compile the model's layers on a GPU (takes some seconds once). Has no effect on a CPU."""
+    """Compile the model's layers on a GPU (takes some seconds once). Has no effect on a CPU."""
     seed: int = 0
     """Random seed of the run."""
     ranks: Ranks | None = None
@@ -183,11 +183,11 @@ class Supervised:
     def losses(self, items: Sequence[int]) -> Iterator[tuple[Tensor, Mapping[str, float | Tensor]]]:
         return map(self.part_loss, self.parts(items))
 
-    def parts(self, items: Sequence[int], own: Sequence[int] | None = None) -> list[WeightedRows]:
+    def parts(self, items: Sequence[int], local: Sequence[int] | None = None) -> list[WeightedRows]:
         rows = to_rows([self.train[item] for item in items])
         weights = TokenMean()(rows.mask, rows.group)
-        if own is not None:
-            rows, weights = rows.at(torch.tensor(own)), weights[torch.tensor(own)]
+        if local is not None:
+            rows, weights = rows.at(torch.tensor(local)), weights[torch.tensor(local)]
         return [(rows.at(part), weights[part]) for part in rows.parts(self._token_budget)]
 
     def part_loss(self, part: WeightedRows) -> tuple[Tensor, Mapping[str, float | Tensor]]:
@@ -199,20 +199,20 @@ class Supervised:
     def held_out(self) -> dict[str, float]:
         return self.metrics([self.measured(part) for part in self.kept_parts()])
 
-    def kept_parts(self, own: Sequence[int] | None = None) -> list[EncodedRows]:
-        kept = self.kept if own is None else [self.kept[number] for number in own]
+    def kept_parts(self, local: Sequence[int] | None = None) -> list[EncodedRows]:
+        kept = self.kept if local is None else [self.kept[number] for number in local]
         rows = to_rows(kept) if kept else None
         return [] if rows is None else [rows.at(part) for part in rows.parts(self._token_budget)]
 
     def measured(self, part: EncodedRows) -> Tensor:
         return self._logprobs(part).double().sum()
 
-    def metrics(self, found: Sequence[Tensor]) -> dict[str, float]:
+    def metrics(self, measures: Sequence[Tensor]) -> dict[str, float]:
         """The token mean of −log π, not the dynamic loss, which a model can lower by being unsure."""
-        if not found:
+        if not measures:
             return {}
         tokens = sum(len(text) for item in self.kept for text in item.completions)
-        loss = -float(torch.stack(list(found)).sum()) / tokens
+        loss = -float(torch.stack(list(measures)).sum()) / tokens
         return {"loss": loss, "perplexity": math.exp(min(loss, 80.0))}
 
     def _logprobs(self, rows: EncodedRows) -> Float[Tensor, "B T"]:
@@ -236,7 +236,7 @@ def _prepared(config: SftConfig, tokenizer: PreTrainedTokenizerBase, ends: froze
 
 
 def _reader(config: SftConfig, tokenizer: PreTrainedTokenizerBase) -> ReadsItems[Example]:
-    """What reads the file's rows, with the columns that the config names."""
+    """Reader of the file's rows, with the columns that the config names."""
     named = config.prompt_column, config.completion_column
     columns = None if named[0] is None or named[1] is None else Columns(named[0], named[1])
     return partial(read_examples, columns=columns, chat=tokenizer.chat_template is not None)

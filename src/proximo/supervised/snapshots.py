@@ -20,7 +20,7 @@ KEPT = 2
 
 
 @dataclass(frozen=True)
-class Best:
+class BestStep:
     """The best held-out result so far; without held-out data the last step is the best."""
 
     step: int
@@ -28,31 +28,31 @@ class Best:
     misses: int = 0
     """Evaluations since then that were not better."""
 
-    def after(self, step: int, metrics: dict[str, float]) -> "Best":
+    def after(self, step: int, metrics: dict[str, float]) -> "BestStep":
         """The best one after another evaluation."""
         # A NaN loss is never better.
         if not metrics or metrics["loss"] < self.metrics["loss"] or math.isnan(self.metrics["loss"]):
-            return Best(step, metrics)
+            return BestStep(step, metrics)
         return replace(self, misses=self.misses + 1)
 
 
-def write_point(folder: Path, facts: Mapping[str, Any], held: StageModel, more: Mapping[str, object]) -> None:
-    """Write a resume point. `facts` include the next `step` and the `sizes` of the log; `more` is for its manifest."""
+def write_point(folder: Path, values: Mapping[str, Any], held: StageModel, more: Mapping[str, object]) -> None:
+    """Write a resume point. `values` include the next `step` and the `sizes` of the log; `more` is for its manifest."""
 
     def fill(path: Path) -> None:
         state = path / STATE
         make_folder(state)
         with naming_io(path):
-            write_json(state / RUN_STATE, facts)
+            write_json(state / RUN_STATE, values)
             held.write(state)
 
-    write_folder(place(folder / POINTS, facts["step"]), fill, more)
-    for old in saved(folder / POINTS, facts["step"])[KEPT:]:
+    write_folder(place(folder / POINTS, values["step"]), fill, more)
+    for old in saved(folder / POINTS, values["step"])[KEPT:]:
         remove_folder(old)
 
 
 def read_point(point: Path, held: StageModel) -> dict[str, Any]:
-    """Restore a stage's model and optimizer; returns the other facts."""
+    """Restore a stage's model and optimizer; returns the other values."""
     held.read(point / STATE)
     return read_facts(point / STATE)
 

@@ -24,11 +24,11 @@ from proximo.supervised.encoding import Encoded, EncodedRows
 from proximo.supervised.schedule import FitOptions
 
 Losses = Iterable[tuple[Tensor, Mapping[str, float | Tensor]]]
-"""Per micro-batch, a weighted loss and sums: the losses add up to the step's exact loss, the sums to its metrics."""
+"""Weighted loss and sums of each micro-batch: the losses add up to the step's exact loss, the sums to its metrics."""
 
 
 class Stage(Protocol):
-    """What a stage provides: the losses of its training items, and held-out metrics."""
+    """A stage of training on files: the losses of its training items, and held-out metrics."""
 
     @property
     def model(self) -> PreTrainedModel: ...
@@ -56,30 +56,30 @@ class SplitStage(Stage, Protocol):
         """Held-out items."""
         ...
 
-    def parts(self, items: Sequence[int], own: Sequence[int] | None = None) -> Sequence[Any]:
-        """Inputs of a step's micro-batches; `own`: those of some of its items alone, by their places in `items`."""
+    def parts(self, items: Sequence[int], local: Sequence[int] | None = None) -> Sequence[Any]:
+        """Inputs of a step's micro-batches; `local`: those of some of its items alone, by their indices in `items`."""
         ...
 
     def part_loss(self, part: Any) -> tuple[Tensor, Mapping[str, float | Tensor]]:
         """The loss of a micro-batch, weighted over all items of the step, and its share of the step's metrics."""
         ...
 
-    def kept_parts(self, own: Sequence[int] | None = None) -> Sequence[Any]:
+    def kept_parts(self, local: Sequence[int] | None = None) -> Sequence[Any]:
         """Inputs of micro-batches of held-out items, of all or of some."""
         ...
 
     def measured(self, part: Any) -> Any:
-        """What a micro-batch of held-out items contributes to the metrics: tensors in tuples or dictionaries."""
+        """Contribution of a micro-batch of held-out items to the metrics: tensors in tuples or dictionaries."""
         ...
 
-    def metrics(self, found: Sequence[Any]) -> dict[str, float]:
+    def metrics(self, measures: Sequence[Any]) -> dict[str, float]:
         """Held-out metrics from what was measured in all micro-batches."""
         ...
 
 
 @dataclass(frozen=True)
-class Gradients:
-    """What a step found on its way forwards and backwards; the gradient itself is with the parameters."""
+class StepLoss:
+    """Loss and metrics of a step, with its gradient in the parameters."""
 
     loss: float
     sums: Mapping[str, float]
@@ -88,7 +88,7 @@ class Gradients:
 class StageModel(Protocol):
     """A stage's model and optimizer, however they are held."""
 
-    def gradients(self, stage: Any, items: Sequence[int]) -> Gradients:
+    def gradients(self, stage: Any, items: Sequence[int]) -> StepLoss:
         """The gradient of a step over these items."""
         ...
 
@@ -155,10 +155,10 @@ class WholeStageModel:
 
     # Steps
 
-    def gradients(self, stage: Stage, items: Sequence[int]) -> Gradients:
+    def gradients(self, stage: Stage, items: Sequence[int]) -> StepLoss:
         return self.backward(lambda: stage.losses(items))
 
-    def backward(self, losses: Callable[[], Losses]) -> Gradients:
+    def backward(self, losses: Callable[[], Losses]) -> StepLoss:
         """The gradient of losses, which are computed one by one."""
         self.model.train()
         self.optimizer.zero_grad()
@@ -168,7 +168,7 @@ class WholeStageModel:
                 loss.backward()
                 total = total.to(loss) + loss.detach()
                 sums |= {name: sums.get(name, 0.0) + value for name, value in part.items()}
-        return Gradients(float(total), {name: float(value) for name, value in sums.items()})
+        return StepLoss(float(total), {name: float(value) for name, value in sums.items()})
 
     def apply(self, rate: float, max_norm: float, accepts: Callable[[float], bool]) -> float:
         self.optimizer.set_rates(rate)
@@ -198,7 +198,7 @@ class WholeStageModel:
 
     def read(self, folder: Path) -> None:
         named = self.trained()
-        halves = [name for name, each in named.items() if each.dtype in HALVES]
+        halves = [name for name, tensor in named.items() if tensor.dtype in HALVES]
         copy_named(named, by_name(read_tensors(folder / "model.safetensors"), list(named)), "the model")
         stored = optimizer_by_name(read_tensors(folder / "optimizer.safetensors"), list(named), halves)
         self.optimizer.load_tensors(stored, list(named))

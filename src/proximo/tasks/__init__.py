@@ -17,7 +17,7 @@ from proximo.tasks.sorting import Sorting
 from proximo.tasks.sources.mixture import Mixture, Source
 
 TaskOptions = Arithmetic | Countdown | Echo | Sorting | Chain | Guessing | Gym | File | Code | Mixture | Task
-"""What a config may name: one of ours, or any Task from a file, type = "my_file.py:MyTask"."""
+"""Tasks that a config may name: one of ours, or any Task from a file, type = "my_file.py:MyTask"."""
 
 __all__ = [
     "Arithmetic",

@@ -27,9 +27,9 @@ class Arithmetic:
     held_out: int = 1000
     """Number of held-out problems; no ordering of their numbers is used in training."""
     chat: bool = False
-    """Whether to ask in the model's chat template; the last number of the reply is graded."""
+    """Ask in the model's chat template; the last number of the reply is graded."""
     working: bool = False
-    """Whether a completion may hold text before its answer; the last number of it is graded."""
+    """Allow text before the answer in a completion; its last number is graded."""
 
     while_sampling = True
     reward_range = (0.0, 1.0)
@@ -52,11 +52,11 @@ class Arithmetic:
     def grade(self, problems: Sequence[Problem], completions: Sequence[Completion]) -> list[Grade]:
         if self.chat or self.working:
             return [Grade(outcome) for outcome in ExactMatch(last_number=True)(problems, completions)]
-        return [Grade(float(_said(c) == p.answer)) for p, c in zip(problems, completions, strict=True)]
+        return [Grade(float(_first_line(c) == p.answer)) for p, c in zip(problems, completions, strict=True)]
 
     def final_answer(self, completion: Completion) -> str | None:
         worked = self.chat or self.working
-        return ExactMatch(last_number=True).final_answer(completion) if worked else _said(completion)
+        return ExactMatch(last_number=True).final_answer(completion) if worked else _first_line(completion)
 
     def reference(self, problem: Problem) -> str:
         return str(problem.answer)
@@ -87,6 +87,6 @@ def _numbers(problem: Problem) -> str:
     return " ".join(sorted(re.findall(r"\d+", problem.id)))
 
 
-def _said(completion: Completion) -> str:
+def _first_line(completion: Completion) -> str:
     """The completion's first line; the rest is not part of the answer."""
     return completion.text.strip().partition("\n")[0].strip()

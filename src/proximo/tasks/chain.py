@@ -35,7 +35,7 @@ class Chain:
     reward_range = (0.0, 1.0)
 
     def __post_init__(self) -> None:
-        if not self.steps or len(set(self.steps)) < len(self.steps) or not all(1 <= each <= 25 for each in self.steps):
+        if not self.steps or len(set(self.steps)) < len(self.steps) or not all(1 <= step <= 25 for step in self.steps):
             raise ValueError(f"task.steps is {self.steps}: give numbers from 1 to 25, each once")
         # Built now (and cached), so that a held-out set that cannot be filled is refused early.
         _stream(self)
@@ -47,10 +47,10 @@ class Chain:
         return _stream(self).problem(index, split, seed)
 
     def grade(self, problems: Sequence[Problem], completions: Sequence[Completion]) -> list[Grade]:
-        """The last number decides. A step is right if its result is the running sum up to its letter."""
+        """Grade the last number, and the steps: one is right if its result is the running sum up to its letter."""
         outcomes = _DIGITS(problems, completions)
-        steps = [_graded_steps(*each) for each in zip(problems, completions, strict=True)]
-        return [Grade(outcome, steps=found) for outcome, found in zip(outcomes, steps, strict=True)]
+        steps = [_graded_steps(*pair) for pair in zip(problems, completions, strict=True)]
+        return [Grade(outcome, steps=rewards) for outcome, rewards in zip(outcomes, steps, strict=True)]
 
     def final_answer(self, completion: Completion) -> str | None:
         return _DIGITS.final_answer(completion)
@@ -80,7 +80,7 @@ def _graded_steps(problem: Problem, completion: Completion) -> tuple[tuple[int, 
     out."""
     right = solution(problem)
     written = list(re.finditer(r"\S+", completion.text))
-    return tuple((step.end(), float([step[0]] == right[place : place + 1])) for place, step in enumerate(written))
+    return tuple((step.end(), float([step[0]] == right[index : index + 1])) for index, step in enumerate(written))
 
 
 @cache

@@ -39,7 +39,7 @@ class Code:
     held_out: float | str = 0.1
     """Held-out data: a share of the prompts, chosen by hash, or the path of a separate file."""
     skip_bad: bool = False
-    """Whether to skip and count bad rows instead of refusing the file."""
+    """Skip and count bad rows instead of refusing the file."""
     limits: Limits = field(default_factory=Limits)
     """Limits of a script for one test, or of all calls of a function together."""
     workers: int | None = None
@@ -114,11 +114,11 @@ class Code:
         data = {column: value for column, value in row.values.items() if column != self.prompt_column}
         tests, solution = self._tests(data), data.get("solution")
         if isinstance(tests, Conversations):
-            most = self.limits.output_kb * 1024
+            limit = self.limits.output_kb * 1024
             longest = max(len(expected.encode()) for _, expected in tests.pairs)
-            if longest > most:
+            if longest > limit:
                 raise ValueError(
-                    f"an expected output has {longest} bytes: set task.limits.output_kb above {most // 1024}"
+                    f"an expected output has {longest} bytes: set task.limits.output_kb above {limit // 1024}"
                 )
         if solution is not None and not isinstance(solution, str):
             raise ValueError("the solution is not a text: give a program")

@@ -103,7 +103,7 @@ def _unordered(problem: Problem) -> str:
 
 
 def _solves(text: str, problem: Problem) -> bool:
-    """Whether the first line solves the problem; it may end with its own result, as in `3*7+10=31`."""
+    """Tell whether the first line solves the problem; it may end with its own result, as in `3*7+10=31`."""
     expression = text.strip().partition("\n")[0].partition("=")[0]
     try:
         value, used = evaluate(expression)

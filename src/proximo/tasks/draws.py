@@ -15,7 +15,7 @@ _PATIENCE = 2000
 
 
 def reserved(key: str) -> bool:
-    """Whether the problem with this key is excluded from training."""
+    """Tell whether the problem with this key is excluded from training."""
     return stable_hash("reserved", key) % _RESERVED == 0
 
 
@@ -25,9 +25,9 @@ def check_held_out(count: int) -> None:
 
 
 def numbered(name: str, index: int, split: Split, seed: int, held_out: int) -> tuple[int, int]:
-    """A problem's place in its split, and the number that is drawn for it; a held-out one's is that of every seed."""
-    place = index if split == "train" else index % held_out
-    return place, stable_hash(name, split, place, seed if split == "train" else 0)
+    """A problem's position in its split, and the number that is drawn for it; held-out ones are those of every seed."""
+    position = index if split == "train" else index % held_out
+    return position, stable_hash(name, split, position, seed if split == "train" else 0)
 
 
 class Stream:
@@ -57,21 +57,21 @@ class Stream:
     def _fill(self, count: int) -> tuple[Problem, ...]:
         """`count` distinct reserved problems, the same for every seed."""
         check_held_out(count)
-        found: dict[str, Problem] = {}
+        problems: dict[str, Problem] = {}
         misses = 0
         random = Random(stable_hash("held_out"))
-        while len(found) < count:
+        while len(problems) < count:
             problem = self._draw(random)
             misses += 1
-            if problem.id not in found and reserved(self._key(problem)):
-                found[problem.id] = problem
+            if problem.id not in problems and reserved(self._key(problem)):
+                problems[problem.id] = problem
                 misses = 0
             if misses > _PATIENCE:
                 raise ValueError(
-                    f"task.held_out is {count}, but only about {len(found)} problems can be kept from training: "
+                    f"task.held_out is {count}, but only about {len(problems)} problems can be kept from training: "
                     "give less, or make the task larger"
                 )
-        return tuple(found.values())
+        return tuple(problems.values())
 
 
 def shuffled(index: int, size: int, seed: int) -> int:

@@ -10,7 +10,7 @@ _LONGEST = 200
 
 
 class NotAnExpression(Exception):
-    """The text is not whole numbers joined by + - * / and parentheses, or divides by zero."""
+    """Raised where a text is not whole numbers joined by + - * / and parentheses, or divides by zero."""
 
 
 def evaluate(text: str) -> tuple[Fraction, list[int]]:

@@ -36,7 +36,7 @@ class File:
     held_out: float | str = 0.1
     """Held-out data: a share of the prompts, chosen by hash, or the path of separate data. 1: all, none to train on."""
     skip_bad: bool = False
-    """Whether to skip and count bad rows instead of refusing the file."""
+    """Skip and count bad rows instead of refusing the file."""
     keep_pass_rate: tuple[float, float] | None = None
     """Lowest and highest pass rate of the rows to train on, in the column pass_rate that `proximo rate` writes.
     None: all rows."""
@@ -46,8 +46,8 @@ class File:
     system: str = ""
     """System prompt, put before each prompt as a message of its own. Empty: none."""
     chat: bool | None = None
-    """Whether the prompt is asked in the model's chat template, a text as a user's message; False: messages as their
-    texts, without a template. None: messages in the template, texts as they are."""
+    """True: ask the prompt in the model's chat template, a text as a user's message. False: messages as their texts,
+    without a template. None: messages in the template, texts as they are."""
     chat_template_kwargs: Mapping[str, bool | int | float | str] = field(default_factory=dict)
     """Arguments of the chat template, such as enable_thinking."""
 
@@ -82,7 +82,7 @@ class File:
 
     @property
     def _kept_line(self) -> str | None:
-        """How many rows keep_pass_rate leaves out of training; None where it is not given."""
+        """Number of rows that keep_pass_rate leaves out of training; None where it is not given."""
         if self.keep_pass_rate is None:
             return None
         low, high = self.keep_pass_rate
@@ -137,7 +137,7 @@ class File:
         return self.reward is not None and self.reward.needs_answer
 
     def _keeps(self, problem: Problem) -> bool:
-        """Whether to train on a problem, by its pass rate; one without is left out."""
+        """Tell whether to train on a problem, by its pass rate; one without is left out."""
         if self.keep_pass_rate is None:
             return True
         if "pass_rate" not in problem.data:

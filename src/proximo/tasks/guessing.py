@@ -22,7 +22,7 @@ class Guessing:
     `proximo.environments.examples:NumberGuessing`. Without one, the first reply is the only guess."""
 
     secret: Literal["number", "word"] = "number"
-    """What is guessed: a number from 1 to 9, or a word of three letters, each a, b or c."""
+    """Secret to guess: a number from 1 to 9, or a word of three letters, each a, b or c."""
     held_out: int = 200
     """Number of held-out problems; their secrets are drawn separately from those of training."""
 
@@ -36,12 +36,12 @@ class Guessing:
         return None if split == "train" else self.held_out
 
     def problem(self, index: int, split: Split, seed: int) -> Problem:
-        place, drawn = numbered("guessing", index, split, seed, self.held_out)
+        position, drawn = numbered("guessing", index, split, seed, self.held_out)
         random = Random(drawn)
         number = self.secret == "number"
         answer = str(random.randint(1, 9)) if number else "".join(random.choice(LETTERS) for _ in range(3))
         prompt = ({"role": "user", "content": PROMPTS[self.secret]},)
-        return Problem(id=f"guess-{self.secret}-{split}-{place}", prompt=prompt, answer=answer)
+        return Problem(id=f"guess-{self.secret}-{split}-{position}", prompt=prompt, answer=answer)
 
     def grade(self, problems: Sequence[Problem], completions: Sequence[Completion]) -> list[Grade]:
         return [Grade(float(c.text.strip() == p.answer)) for p, c in zip(problems, completions, strict=True)]

@@ -13,7 +13,7 @@ from typing import Any
 
 from proximo.data import stable_hash
 from proximo.rewards.scoring import groups, score
-from proximo.rewards.workers import Job
+from proximo.rewards.workers import FunctionJob
 from proximo.tasks.protocol import Split
 from proximo.types import Completion, Grade, Problem
 
@@ -22,7 +22,7 @@ _BLOCK = 500
 _PATIENCE = 100
 """Blocks searched for a problem that is new."""
 _SECONDS = 30.0
-"""For scoring one group; then the scorer is killed, and its completions are tried one by one, each as long."""
+"""Time to score one group; then the scorer is killed, and its completions are tried one by one, each as long."""
 _MEMORY_MB = 4096
 
 
@@ -66,28 +66,28 @@ class Gym:
         raise ValueError(f"task.held_out is {self.held_out}: it leaves {self.name} nothing to train on, give less")
 
     def grade(self, problems: Sequence[Problem], completions: Sequence[Completion]) -> list[Grade]:
-        job = Job(f"{Path(__file__).with_name('gym_scoring.py')}:scored", _SECONDS, _MEMORY_MB)
+        job = FunctionJob(f"{Path(__file__).with_name('gym_scoring.py')}:scored", _SECONDS, _MEMORY_MB)
         constants = {"name": self.name, "config": self._settings}
         scores = []
-        for asked, said in groups(problems, completions):
-            answers = [_answer(completion.text) for completion in said]
+        for asked, siblings in groups(problems, completions):
+            answers = [_answer(completion.text) for completion in siblings]
             entries = [_entry(problem) for problem in asked]
-            scores += score(job, said, {"answers": answers, "entries": entries}, constants, grader=self.name)
-        return [Grade(found) for found in scores]
+            scores += score(job, siblings, {"answers": answers, "entries": entries}, constants, grader=self.name)
+        return [Grade(outcome) for outcome in scores]
 
     def reference(self, problem: Problem) -> str | None:
         return None if problem.answer is None else str(problem.answer)
 
     @cached_property
     def _held_out(self) -> tuple[Problem, ...]:
-        found: dict[str, Problem] = {}
+        problems: dict[str, Problem] = {}
         for index in range(_PATIENCE * self.held_out):
             problem = self._made(index, "held_out", 0, 0)
-            found.setdefault(problem.id, problem)
-            if len(found) == self.held_out:
-                return tuple(found.values())
+            problems.setdefault(problem.id, problem)
+            if len(problems) == self.held_out:
+                return tuple(problems.values())
         raise ValueError(
-            f"task.held_out is {self.held_out}: {self.name} has only about {len(found)} problems, give less"
+            f"task.held_out is {self.held_out}: {self.name} has only about {len(problems)} problems, give less"
         )
 
     def _made(self, index: int, *chance: object) -> Problem:

@@ -21,7 +21,7 @@ class Task(Protocol):
 
     @property
     def while_sampling(self) -> bool:
-        """Whether a group may be graded on another thread as soon as it is sampled, while others are still being
+        """True if a group may be graded on another thread as soon as it is sampled, while others are still being
         sampled. False: all groups are graded together on the caller's thread after sampling."""
         ...
 
@@ -104,8 +104,8 @@ def final_answers(of: object, completions: Sequence[Completion]) -> list[str | N
     """The answers of completions, with one text for those that the task or reward finds equal."""
     answers = [final_answer(of, completion) for completion in completions]
     given = [answer for answer in answers if answer is not None]
-    found = iter(united(of, given))
-    return [None if answer is None else next(found) for answer in answers]
+    representatives = iter(united(of, given))
+    return [None if answer is None else next(representatives) for answer in answers]
 
 
 def united(of: object, answers: Sequence[str]) -> list[str]:

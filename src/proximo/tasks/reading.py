@@ -35,7 +35,7 @@ class FileProblems:
         self._refuse(mistakes)
         self._left_out = list(mistakes)
         self._splits: dict[Split, list[_Placed]] = {
-            "train": [each for each in train if keeps(each.problem)],
+            "train": [row for row in train if keeps(row.problem)],
             "held_out": kept,
         }
         self.not_kept = len(train) - self.size("train")
@@ -69,7 +69,7 @@ class FileProblems:
 
     @property
     def repeated_line(self) -> str | None:
-        """How many prompts occur in several rows, with an example; None if none does."""
+        """Number of prompts that occur in several rows, with an example; None if none does."""
         rows = [row for split in self._splits.values() for row in split]
         counts = Counter(row.key for row in rows)
         repeated = [key for key, count in counts.items() if count > 1]

@@ -57,7 +57,7 @@ class FunctionTests:
 
 
 def _is_answer(answer: Any, nonce: str, number: int) -> bool:
-    """Whether the line comes from the harness; a program can write arbitrary lines of its own."""
+    """Tell whether the line comes from the harness; a program can write arbitrary lines of its own."""
     return isinstance(answer, list) and len(answer) == 3 and answer[:2] == [nonce, number]
 
 
@@ -98,8 +98,8 @@ def extract_program(text: str) -> str:
 
 def same_text(expected: str, given: str) -> bool:
     """Compare line by line, ignoring trailing spaces and trailing empty lines; decimal numbers up to rounding."""
-    wanted, found = _lines(expected), _lines(given)
-    return len(wanted) == len(found) and all(map(_same_line, wanted, found))
+    wanted, actual = _lines(expected), _lines(given)
+    return len(wanted) == len(actual) and all(map(_same_line, wanted, actual))
 
 
 def _lines(text: str) -> list[str]:
@@ -109,8 +109,8 @@ def _lines(text: str) -> list[str]:
 def _same_line(expected: str, given: str) -> bool:
     if expected == given:
         return True
-    wanted, found = expected.split(), given.split()
-    return len(wanted) == len(found) and all(map(_same_word, wanted, found))
+    wanted, actual = expected.split(), given.split()
+    return len(wanted) == len(actual) and all(map(_same_word, wanted, actual))
 
 
 def _same_word(expected: str, given: str) -> bool:

@@ -14,7 +14,7 @@ from proximo.models import load_tokenizer
 from proximo.models.shipped import resolve
 from proximo.processes.sandbox import Limits, NoSandbox, missing_mechanisms
 from proximo.rl.config import RunConfig
-from proximo.rl.progress import Lines
+from proximo.rl.progress import ProgressLines
 from proximo.rl.run import Run
 from proximo.rl.train import train
 from proximo.tasks.guessing import PROMPTS
@@ -74,7 +74,7 @@ def test_a_model_plays_above_chance_and_below_the_ceiling_and_trains(name: str, 
         evaluation=replace(config.evaluation, problems={"words": 16, "python": 40}[name], samples=4),
         steps=2,
     )
-    result = train(Run(small, tmp_path / name, Lines()))
+    result = train(Run(small, tmp_path / name, ProgressLines()))
     assert result.before.mean_at_k is not None
     chance, ceiling = {"words": (0.12, 0.5), "python": (0.0, 0.4)}[name]
     assert chance < result.before.mean_at_k < ceiling
@@ -87,5 +87,5 @@ def test_without_a_sandbox_nothing_starts(monkeypatch: pytest.MonkeyPatch, tmp_p
     monkeypatch.setattr("proximo.processes.sandbox.running._way_in", refuse)
     _sandbox.cache_clear()
     with pytest.raises(NoSandbox, match="programs cannot be held in"):
-        train(Run(replace(presets.PYTHON, steps=1), tmp_path / "run", Lines()))
+        train(Run(replace(presets.PYTHON, steps=1), tmp_path / "run", ProgressLines()))
     assert not (tmp_path / "run").exists()

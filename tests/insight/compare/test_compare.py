@@ -39,7 +39,7 @@ from proximo.processes.forkserver import Starter
 from proximo.recipes.presets import FIVE, ablated, with_algorithm
 from proximo.rl import run as training_run
 from proximo.rl.config import EvaluationOptions, RunConfig, TrainingOptions
-from proximo.rl.progress import Lines
+from proximo.rl.progress import ProgressLines
 from proximo.rl.train import train
 from proximo.runs.files import METRICS
 from proximo.runs.session import begin
@@ -141,7 +141,7 @@ def test_a_damaged_row_does_not_keep_a_run_from_going_on(policy, tmp_path):
 
 def resume(config: RunConfig, folder: Path, *, accept_lost: bool = False) -> None:
     with begin(folder, toml.dumps(config), allowed=["max_generated_tokens"], accept_lost=accept_lost) as attempt:
-        train(training_run.Run(config, folder, Lines()), attempt)
+        train(training_run.Run(config, folder, ProgressLines()), attempt)
 
 
 @pytest.mark.slow("trains a run")

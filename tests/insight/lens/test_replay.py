@@ -21,7 +21,7 @@ from proximo.losses import Clip, ClipCovariance, CurrentPolicy, GeometricClip, I
 from proximo.models import load_model, load_tokenizer, tiny_model, tiny_moe, tiny_tokenizer
 from proximo.models.shipped import resolve
 from proximo.rl.config import EvaluationOptions, RunConfig, TrainingOptions, ValueOptions
-from proximo.rl.progress import Lines
+from proximo.rl.progress import ProgressLines
 from proximo.rl.run import Run
 from proximo.rl.train import train
 from proximo.runs.options import CheckpointOptions
@@ -63,7 +63,7 @@ def _trained(folder: Path, algorithm: Algorithm, steps: int, changes: dict) -> R
     )
     torch.set_default_dtype(torch.float32)
     try:
-        train(Run(small, folder, Lines()))
+        train(Run(small, folder, ProgressLines()))
     finally:
         torch.set_default_dtype(torch.float64)
     return RunFolder(folder)

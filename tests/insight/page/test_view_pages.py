@@ -13,7 +13,7 @@ from proximo.algorithms import GRPO, SAPO
 from proximo.insight.folder import RunFolder
 from proximo.insight.report import gather, render
 from proximo.rl.config import EvaluationOptions, RunConfig, TrainingOptions
-from proximo.rl.progress import Lines
+from proximo.rl.progress import ProgressLines
 from proximo.rl.run import Run
 from proximo.rl.train import train
 from proximo.system.sealing import sealed
@@ -35,7 +35,7 @@ def runs(tmp_path_factory) -> Path:
     )
     for name, algorithm in (("grpo", GRPO), ("sapo", SAPO)):
         config = replace(small, algorithm=algorithm)
-        train(Run(config, root / name, Lines()))
+        train(Run(config, root / name, ProgressLines()))
     torch.set_default_dtype(torch.float64)
     return root
 

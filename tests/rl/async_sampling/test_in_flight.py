@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from proximo.rl.async_sampling.in_flight import InFlight, Slot, choice, num_slots
+from proximo.rl.async_sampling.in_flight import GroupSlot, InFlight, choice, num_slots
 from proximo.rl.config import AheadOptions, TrainingOptions
 from proximo.rl.rollouts import collect
 from proximo.runs.records import Active, Collected, DataCursor, Pending
@@ -26,9 +26,9 @@ def group(ordinal: int, outcome: float = 1.0) -> Group:
     return Group(problem, (0,), (Rollout(completion, Grade(outcome)),), ordinal=ordinal)
 
 
-def slots(states: str, passed: Sequence[int] = ()) -> list[Slot]:
+def slots(states: str, passed: Sequence[int] = ()) -> list[GroupSlot]:
     """One for each letter: `e` has ended, `w` has not."""
-    found = [Slot(number, Problem(str(number), "?", ""), 0, 0) for number in range(len(states))]
+    found = [GroupSlot(number, Problem(str(number), "?", ""), 0, 0) for number in range(len(states))]
     for slot, state in zip(found, states, strict=True):
         if state == "e":
             slot.result.set_result(group(slot.ordinal))

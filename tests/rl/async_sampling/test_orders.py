@@ -9,7 +9,7 @@ import torch
 
 from proximo.algorithms import GRPO
 from proximo.losses import SamplerPolicy, TokenTruncated
-from proximo.rl.async_sampling.one_step_ahead import OneStepAhead, Worker
+from proximo.rl.async_sampling.one_step_ahead import OneStepAhead, SamplingThread
 from proximo.rl.monitor import STALE_STEPS, StalenessCheck
 from proximo.runs.records import Collected, DataCursor, Pending
 from proximo.samplers.sampler import Snapshot
@@ -145,7 +145,7 @@ def test_what_a_step_raises_comes_with_that_step():
 
 
 def test_a_job_that_runs_out_of_memory_is_done_again_while_the_caller_waits():
-    worker, tries, waits = Worker("test", CPU), list[bool](), list[bool]()
+    worker, tries, waits = SamplingThread("test", CPU), list[bool](), list[bool]()
 
     def work() -> str:
         tries.append(True)
@@ -179,7 +179,7 @@ def test_out_of_memory_is_told_once():
 
 
 def test_closing_ends_a_job_in_the_middle_and_drops_the_others():
-    worker, begun = Worker("test", CPU), threading.Event()
+    worker, begun = SamplingThread("test", CPU), threading.Event()
 
     def endless() -> None:
         begun.set()
@@ -196,7 +196,7 @@ def test_closing_ends_a_job_in_the_middle_and_drops_the_others():
 
 
 def test_closing_ends_a_job_that_waits_for_memory():
-    worker, failed = Worker("test", CPU), threading.Event()
+    worker, failed = SamplingThread("test", CPU), threading.Event()
 
     def work() -> None:
         failed.set()
@@ -211,9 +211,9 @@ def test_closing_ends_a_job_that_waits_for_memory():
 
 
 def test_closing_ends_a_thread_that_waits():
-    worker = Worker("test", CPU)
+    worker = SamplingThread("test", CPU)
     worker.close()  # never started
-    worker = Worker("test", CPU)
+    worker = SamplingThread("test", CPU)
     assert worker.wait(worker.submit(lambda: 3)) == 3
     worker.close()
     assert worker._thread is not None

@@ -19,7 +19,7 @@ from proximo.models.tiny import tiny_moe, tiny_tokenizer
 from proximo.rl.async_sampling.one_step_ahead import OneStepAhead
 from proximo.rl.config import AheadOptions, Curriculum, EvaluationOptions, RunConfig, TrainingOptions
 from proximo.rl.preflight.estimate import held_models
-from proximo.rl.progress import Lines
+from proximo.rl.progress import ProgressLines
 from proximo.rl.rollouts import Collector, Synchronous
 from proximo.rl.run import Run
 from proximo.rl.train import train
@@ -53,8 +53,8 @@ def config(algorithm: Algorithm = GRPO, **changes) -> RunConfig:
     return replace(small, **changes)
 
 
-def trained(settings: RunConfig, folder: Path, progress: Lines | None = None) -> Run:
-    run = Run(settings, folder, progress or Lines())
+def trained(settings: RunConfig, folder: Path, progress: ProgressLines | None = None) -> Run:
+    run = Run(settings, folder, progress or ProgressLines())
     train(run)
     return run
 
@@ -203,7 +203,7 @@ def test_routes_of_graded_steps_are_saved(tmp_path: Path, monkeypatch):
     assert_resumed(folder, tmp_path / "whole")
 
 
-class StopsAt(Lines):
+class StopsAt(ProgressLines):
     """Stops the run with a signal while it trains a step."""
 
     def __init__(self, step: int) -> None:
@@ -236,7 +236,7 @@ def test_a_signal_and_an_early_end_save_what_is_active(tmp_path: Path):
     assert {row["step"] for row in Rows(tmp_path / "short/ledger.jsonl")} == {1}
     assert check_ledger(tmp_path / "short").wrong == ()
     with begin(tmp_path / "short", toml.dumps(settings), allowed=["max_generated_tokens"]) as attempt:
-        train(Run(settings, tmp_path / "short", Lines()), attempt)
+        train(Run(settings, tmp_path / "short", ProgressLines()), attempt)
     for name in ("metrics.jsonl", "ledger.jsonl"):
         assert (tmp_path / "short" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
 
@@ -271,8 +271,8 @@ def test_the_config(tmp_path: Path):
     with pytest.raises(ValueError, match=r"ahead.staleness is -1: give a number of steps"):
         AheadOptions(-1)
     with pytest.raises(ValueError, match=r"ahead.staleness is 1, but sampler Mismatched keeps older weights itself"):
-        Run(config(ahead=AheadOptions(1), sampler=Mismatched(lag=1)), tmp_path / "both", Lines())
-    assert isinstance(Run(config(), tmp_path / "plain", Lines()).rollouts, Synchronous)
+        Run(config(ahead=AheadOptions(1), sampler=Mismatched(lag=1)), tmp_path / "both", ProgressLines())
+    assert isinstance(Run(config(), tmp_path / "plain", ProgressLines()).rollouts, Synchronous)
     whole, held = held_models(config())[0].parameters, held_models(config(ahead=AheadOptions(2)))
     assert [each.parameters for each in held[-2:]] == [whole, 3 * whole]
     adapter, held = (

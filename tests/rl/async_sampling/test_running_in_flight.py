@@ -16,7 +16,7 @@ from proximo.losses import TokenTruncated
 from proximo.rl.async_sampling.in_flight import InFlight
 from proximo.rl.config import AheadOptions, EvaluationOptions, RunConfig, TrainingOptions
 from proximo.rl.preflight.estimate import held_models
-from proximo.rl.progress import Lines
+from proximo.rl.progress import ProgressLines
 from proximo.rl.run import Run
 from proximo.rl.train import train
 from proximo.runs.checkpoints import CHECKPOINTS, saved, step_of
@@ -51,7 +51,7 @@ def config(algorithm: Algorithm = GRPO, **changes) -> RunConfig:
 
 
 def trained(settings: RunConfig, folder: Path) -> None:
-    train(Run(settings, folder, Lines()))
+    train(Run(settings, folder, ProgressLines()))
 
 
 def assert_whole(folder: Path) -> None:
@@ -104,7 +104,7 @@ def test_a_run_and_its_resume_lose_nothing(tmp_path: Path, algorithm: Algorithm)
         begin(tmp_path / "fork", toml.dumps(alone), allowed=["ahead"]) as attempt,
         pytest.raises(ValueError, match="4 groups that were being sampled, whose prompts would be lost"),
     ):
-        train(Run(alone, tmp_path / "fork", Lines()), attempt)
+        train(Run(alone, tmp_path / "fork", ProgressLines()), attempt)
 
 
 class Slow(EmbeddedEngine):
@@ -156,7 +156,7 @@ def test_a_completion_in_flight_continues_after_a_resume_behind_its_tokens(tmp_p
 
 def test_what_cannot_run_in_flight_is_refused(tmp_path: Path):
     with pytest.raises(ValueError, match='ahead.switch is "in_flight", but sampler Embedded cannot take new weights'):
-        Run(config(sampler=RunConfig().sampler), tmp_path / "run", Lines())
+        Run(config(sampler=RunConfig().sampler), tmp_path / "run", ProgressLines())
     with pytest.raises(ValueError, match='training.refill is "same_prompt", but with ahead.switch "in_flight"'):
         config(training=replace(config().training, refill="same_prompt"))
     assert len(held_models(config())) == len(held_models(config(ahead=AheadOptions())))

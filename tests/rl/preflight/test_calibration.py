@@ -12,7 +12,7 @@ import pytest
 from proximo.models import tiny_tokenizer
 from proximo.processes.failures import Failure, Tally
 from proximo.rewards import ExactMatch, FormatReward, GraderFailed, MathVerify, PythonFunction, Reward
-from proximo.rl.mixed_reward import judged
+from proximo.rl.mixed_reward import with_reward_models
 from proximo.rl.monitor import BAD_STEPS, GraderFailureLimit
 from proximo.rl.preflight.calibration import SAMPLE, calibrate
 from proximo.rl.reward_config import RewardMix, WeightedRule
@@ -156,7 +156,7 @@ def test_a_rule_that_breaks_does_not_call_right_answers_wrong():
     """The task's verdict is 1, and the reward has none."""
     mix = RewardMix(rules=(WeightedRule(PythonFunction(broken)),))
     with pytest.raises(GraderFailed) as error:
-        calibrate(judged(Arithmetic(), mix, tiny_tokenizer()), 0)
+        calibrate(with_reward_models(Arithmetic(), mix, tiny_tokenizer()), 0)
     said, told = str(error.value).splitlines()
     assert re.search(
         r"the grader gives no score to the task's own answers, 8 of 8: arithmetic-\S+: '\d+' is unscor", said

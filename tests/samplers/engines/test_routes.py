@@ -18,7 +18,7 @@ from proximo.models import tiny_tokenizer
 from proximo.models.routing import router_layers
 from proximo.models.tiny import tiny_moe
 from proximo.rl.config import EvaluationOptions, RunConfig, TrainingOptions
-from proximo.rl.progress import Lines
+from proximo.rl.progress import ProgressLines
 from proximo.rl.run import Run
 from proximo.rl.train import train
 from proximo.samplers.embedded import Embedded, local_sampler
@@ -154,7 +154,7 @@ def trained(folder, sampler) -> list[dict]:
         evaluation=EvaluationOptions(problems=0),
         steps=2,
     )
-    run = Run(config, folder, Lines())
+    run = Run(config, folder, ProgressLines())
     train(run)
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     names = ("outcome", "gradient_norm", "routing_drift")

@@ -9,7 +9,7 @@ import pytest
 from proximo.algorithms import GRPO
 from proximo.models.adapters.lora import Lora
 from proximo.rl.config import AheadOptions, EvaluationOptions, RunConfig, TrainingOptions
-from proximo.rl.progress import Lines
+from proximo.rl.progress import ProgressLines
 from proximo.rl.run import Run
 from proximo.rl.train import train
 from proximo.runs.ledger import check_ledger
@@ -31,7 +31,7 @@ def trained(folder: Path, sampler, ahead: AheadOptions | None = None, adapter: L
         evaluation=EvaluationOptions(problems=4),
         steps=2,
     )
-    run = Run(config, folder, Lines())
+    run = Run(config, folder, ProgressLines())
     train(run)
     return run
 

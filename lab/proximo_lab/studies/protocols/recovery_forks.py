@@ -9,7 +9,7 @@ from proximo.config import toml
 from proximo.insight.compare.worker import train_one
 from proximo.rl.config import EvaluationOptions, RunConfig
 from proximo.rl.evaluate import known_mean
-from proximo.rl.progress import Lines
+from proximo.rl.progress import ProgressLines
 from proximo.rl.run import Run
 from proximo.rl.train import train
 from proximo.runs.forking import changes, checkpoint_at, fork
@@ -101,5 +101,5 @@ def _fork(run: Path, folder: Path, at: int, config: RunConfig) -> Record:
     text = toml.dumps(config)
     with begin(folder, text, allowed=changes(folder, text), algorithm=explain.named(config.algorithm)) as attempt:
         if attempt.result is None:
-            train(Run(config, folder, Lines()), attempt)
+            train(Run(config, folder, ProgressLines()), attempt)
     return recorded(folder)

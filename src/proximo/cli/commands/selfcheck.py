@@ -15,7 +15,7 @@ from proximo.recipes.selfcheck.checks import Check
 from proximo.recipes.selfcheck.selfcheck import selfcheck
 from proximo.rewards.grading import grading
 from proximo.rl.config import RunConfig
-from proximo.rl.plugin_errors import naming_failures
+from proximo.rl.plugin_errors import name_user_code
 from proximo.system.lines import plain
 from proximo.system.safe_text import visible
 
@@ -62,7 +62,7 @@ def run(arguments: list[str]) -> int:
 def _checks(config: RunConfig) -> list[Check]:
     with Console(stderr=True).status("checking"):
         model, tokenizer = open_model(config.model, config.device, config.dtype)
-        with refusing(), naming_failures(config), grading():  # all checks use the same reward workers
+        with refusing(), name_user_code(config), grading():  # all checks use the same reward workers
             return list(selfcheck(config, model, tokenizer))
 
 

@@ -41,7 +41,7 @@ from proximo.recipes.pipeline import PipelineConfig
 from proximo.rl.config import RunConfig
 from proximo.rl.preflight.estimate import batch_arithmetic, memory
 from proximo.rl.preflight.preflight import rehearse
-from proximo.rl.progress import Lines, Progress, gain, measure, prompt_text, share, sparkline
+from proximo.rl.progress import Progress, ProgressLines, gain, measure, prompt_text, share, sparkline
 from proximo.rl.progress import summary as step_summary
 from proximo.rl.result import RunResult
 from proximo.runs.checkpoints import step_of
@@ -153,7 +153,7 @@ def _print_plan(config: RunConfig, defaults: Sequence[Default], as_json: bool) -
     lines = [*batch_arithmetic(config), *held.lines, machine_line(config.model, config.device), *fit.lines, *remarks]
     if as_json:
         chosen = [asdict(each) | {"value": each.shown} for each in defaults]
-        facts = held.facts() | {"fits": fit.fits, "peak_bytes": fit.peak, "step_seconds": fit.seconds}
+        facts = held.to_dict() | {"fits": fit.fits, "peak_bytes": fit.peak, "step_seconds": fit.seconds}
         print(json.dumps({"config": toml.plain(config), "defaults": chosen, **facts, "notes": lines}))
         return
     print(toml.dumps(config))
@@ -171,7 +171,7 @@ def _train(
     config: RunConfig, attempt: Attempt, opening: Sequence[str], *, more: bool, trackers: Sequence[str]
 ) -> RunResult | None:
     """Train; None if the run failed, which has then been reported."""
-    progress: Progress = LiveView() if sys.stderr.isatty() else Lines()
+    progress: Progress = LiveView() if sys.stderr.isatty() else ProgressLines()
     try:
         return trained(config, attempt, progress, say, more=more, opening=opening, track=trackers)
     except (OSError, ValueError) as error:

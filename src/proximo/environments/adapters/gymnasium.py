@@ -26,12 +26,12 @@ class Gymnasium(Environment):
         import_all(modules)
         if "ansi" in _metadata(name).get("render_modes", ()):
             options.setdefault("render_mode", "ansi")
-        self._actions = [each.lower() for each in actions]
+        self._actions = [action.lower() for action in actions]
         self._game = gymnasium.make(name, **options)
 
     @classmethod
     def before_episodes(cls, name: str, modules: Sequence[str] = (), **_: Any) -> None:
-        """gymnasium, and the module of the environment."""
+        """Import gymnasium and the module of the environment."""
         import_all(modules)
         _metadata(name)
 
@@ -53,8 +53,8 @@ class Gymnasium(Environment):
     def _action(self, reply: str) -> Any:
         space = self._game.action_space
         if self._actions:
-            found = re.findall("|".join(map(re.escape, sorted(self._actions, key=len, reverse=True))), reply.lower())
-            return self._actions.index(found[-1]) if found else None
+            named = re.findall("|".join(map(re.escape, sorted(self._actions, key=len, reverse=True))), reply.lower())
+            return self._actions.index(named[-1]) if named else None
         if type(space).__name__ == "Text":
             return reply if space.contains(reply) else None
         with contextlib.suppress(ValueError):
@@ -75,13 +75,13 @@ class Gymnasium(Environment):
 
 
 def import_all(modules: Sequence[str]) -> None:
-    """gymnasium and the modules that register environments."""
+    """Import gymnasium and the modules that register environments."""
     for module in ("gymnasium", *modules):
         import_module(module)
 
 
 def _mark(colour: re.Match[str]) -> str:
-    """Colours, which show where the player is, as brackets."""
+    """Write a colour, which shows where the player is, as a bracket."""
     return "]" if colour[0] == "\x1b[0m" else "["
 
 
@@ -95,9 +95,9 @@ def _metadata(name: str) -> Mapping[str, Any]:
 
 
 def _plain(seen: Any) -> Any:
-    """Numbers and lists in the place of numpy's."""
+    """Replace numpy's values by numbers and lists."""
     if isinstance(seen, Mapping):
         return {str(key): _plain(value) for key, value in seen.items()}
     if isinstance(seen, tuple | list):
-        return [_plain(each) for each in seen]
+        return [_plain(part) for part in seen]
     return seen.tolist() if hasattr(seen, "tolist") else seen

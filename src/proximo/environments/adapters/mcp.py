@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 Result = TypeVar("Result")
 START_SECONDS = 60.0
-"""For a server to start and to list its tools."""
+"""Time for a server to start and to list its tools."""
 
 
 def tools_of(command: str, *arguments: str, **variables: str) -> dict[str, Callable[..., Any]]:
@@ -20,13 +20,13 @@ def tools_of(command: str, *arguments: str, **variables: str) -> dict[str, Calla
     Example, in a file whose functions a config names as tools:
         globals().update(tools_of("uvx", "mcp-server-time"))
     """
-    server = _Server(command, arguments, variables)
-    found = {each.name: _function(server, each) for each in server.run(lambda session: session.list_tools()).tools}
+    server = _ToolServer(command, arguments, variables)
+    tools = {tool.name: _function(server, tool) for tool in server.run(lambda session: session.list_tools()).tools}
     server.close()
-    return found
+    return tools
 
 
-def _function(server: "_Server", tool: Any) -> Callable[..., Any]:
+def _function(server: "_ToolServer", tool: Any) -> Callable[..., Any]:
     def call(**arguments: Any) -> str:
         result = server.run(lambda session: session.call_tool(tool.name, arguments))
         text = "\n".join(str(getattr(part, "text", f"({part.type})")) for part in result.content)
@@ -41,7 +41,7 @@ def _function(server: "_Server", tool: Any) -> Callable[..., Any]:
     return call
 
 
-class _Server:
+class _ToolServer:
     """A server of this process: a process that was forked starts another one when it is first asked."""
 
     def __init__(self, command: str, arguments: tuple[str, ...], variables: dict[str, str]) -> None:
@@ -51,7 +51,7 @@ class _Server:
         self._ended: asyncio.Event | None = None
 
     def run(self, ask: Callable[[Any], Coroutine[Any, Any, Result]]) -> Result:
-        """What the server answers; its session lives on a thread of its own, whatever loop the caller has."""
+        """Ask the server and wait for its answer; its session lives on its own thread, whatever loop the caller has."""
         if self._process != os.getpid():
             ready: Future[Any] = Future()
             self._thread = threading.Thread(target=asyncio.run, args=(self._serve(ready),), daemon=True)

@@ -12,7 +12,7 @@ from proximo.environments import Done, Environment, Observation
 from proximo.environments.seeded_start import check_start
 
 START_SECONDS = 60.0
-"""For a server of this process to listen."""
+"""Time for a server of this process to listen."""
 
 
 class OpenEnv(Environment):
@@ -44,7 +44,7 @@ class OpenEnv(Environment):
 
     @classmethod
     def before_episodes(cls, app: str = "", **_: Any) -> None:
-        """The client, and the app with what serves it."""
+        """Import the client, and the app with what serves it."""
         import openenv.core.generic_client  # noqa: F401
 
         if app:
@@ -75,7 +75,7 @@ class OpenEnv(Environment):
 
 
 def _serving(path: str) -> str:
-    """The address of a server of this process with this app."""
+    """Serve an app in this process; returns the address."""
     import uvicorn
     from uvicorn.importer import import_from_string
 

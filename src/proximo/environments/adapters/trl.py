@@ -31,7 +31,7 @@ def environment_of(factory: Callable[[], Any]) -> tuple[type[Environment], dict[
 
         def reset(self, problem: dict[str, Any]) -> None:
             playing[:] = [factory()]
-            _check_told(_reset(playing[0], problem), problem)
+            _check_opening(_reset(playing[0], problem), problem)
 
         def step(self, reply: str) -> Any:
             return _done(playing[0].get_reward())
@@ -45,17 +45,17 @@ def started(factory: Callable[[], Any], rows: Iterable[dict[str, Any]] | int) ->
     """The rows with what `reset` returns at the end of their prompts, which is where TRL puts it; or so many rows for a
     class that needs no data, since its `reset` returns the prompt."""
     given = [{"prompt": [{"role": "user", "content": ""}]} for _ in range(rows)] if isinstance(rows, int) else rows
-    found = []
+    starts = []
     for number, row in enumerate(given):
         row = {**row, SEED: number}
-        told, prompt = _reset(factory(), row), row["prompt"]
-        if told is not None and isinstance(prompt, str):
-            prompt += told
-        elif told is not None:
+        opening, prompt = _reset(factory(), row), row["prompt"]
+        if opening is not None and isinstance(prompt, str):
+            prompt += opening
+        elif opening is not None:
             *others, last = prompt
-            prompt = [*others, {**last, "content": last["content"] + told}]
-        found.append({**row, "prompt": prompt})
-    return found
+            prompt = [*others, {**last, "content": last["content"] + opening}]
+        starts.append({**row, "prompt": prompt})
+    return starts
 
 
 def _reset(environment: Any, row: dict[str, Any]) -> Any:
@@ -67,12 +67,12 @@ def _reset(environment: Any, row: dict[str, Any]) -> Any:
     return environment.reset(**{name: value for name, value in row.items() if name != SEED})
 
 
-def _check_told(told: Any, problem: dict[str, Any]) -> None:
+def _check_opening(opening: Any, problem: dict[str, Any]) -> None:
     prompt = problem["prompt"]
     asked = prompt if isinstance(prompt, str) else str(prompt[-1]["content"])
-    if told is not None and not asked.endswith(told):
+    if opening is not None and not asked.endswith(opening):
         raise ValueError(
-            f"reset returned {told[:80]!r}, which the prompt does not end with: give started(factory, rows)"
+            f"reset returned {opening[:80]!r}, which the prompt does not end with: give started(factory, rows)"
         )
 
 

@@ -13,7 +13,7 @@ from proximo.environments import Done, Environment, Observation
 
 MODULES = ("", ".utils.loaders", ".trace", ".types", ".dialects", ".agent", ".graph")
 Ask = Callable[[str], Awaitable[str]]
-"""Hands what the environment says to the policy, and waits for its reply."""
+"""Function that hands what the environment says to the policy, and waits for its reply."""
 
 
 class Verifiers(Environment):
@@ -29,18 +29,18 @@ class Verifiers(Environment):
             raise ValueError(
                 f"{taskset} has the agents {', '.join(self._environment._agent_specs)}: only one is played"
             )
-        self._said: asyncio.Queue[str] = asyncio.Queue()
+        self._messages: asyncio.Queue[str] = asyncio.Queue()
         self._replies: asyncio.Queue[str] = asyncio.Queue()
 
     @classmethod
     def before_episodes(cls, taskset: str, environment: str = "", **options: Any) -> None:
-        """verifiers and the taskset's own module, which take seconds to import."""
+        """Import verifiers and the taskset's own module, which takes seconds."""
         import_all()
         _config(taskset, environment, options)
 
     async def reset(self, problem: dict[str, Any]) -> None:
         task = next(itertools.islice(self._environment.taskset, int(problem["task"]), None))
-        if messages_of(task) != [dict(each) for each in problem["prompt"]]:
+        if messages_of(task) != [dict(message) for message in problem["prompt"]]:
             raise ValueError(f"task {problem['task']} begins otherwise now: make its row anew with rows()")
         self._playing = asyncio.create_task(self._play(task))
         await self._next()  # which asks for the reply to the prompt
@@ -50,12 +50,12 @@ class Verifiers(Environment):
         return await self._next()
 
     async def _next(self) -> Observation | Done:
-        """What the environment says next, or the end."""
-        said = asyncio.create_task(self._said.get())
-        await asyncio.wait((said, self._playing), return_when=asyncio.FIRST_COMPLETED)
-        if said.done():
-            return Observation(said.result())
-        said.cancel()
+        """Wait for what the environment says next, or for the end."""
+        message = asyncio.create_task(self._messages.get())
+        await asyncio.wait((message, self._playing), return_when=asyncio.FIRST_COMPLETED)
+        if message.done():
+            return Observation(message.result())
+        message.cancel()
         return Done(self._playing.result())
 
     async def _play(self, task: Any) -> float:
@@ -72,7 +72,7 @@ class Verifiers(Environment):
         return float(episode.traces[0].reward)
 
     async def _ask(self, text: str) -> str:
-        self._said.put_nowait(text)
+        self._messages.put_nowait(text)
         return await self._replies.get()
 
 
@@ -83,7 +83,7 @@ def rows(taskset: str, count: int, *, first: int = 0, environment: str = "", **o
 
 
 def tasks_of(taskset: str, count: int, first: int, environment: str, options: Mapping[str, Any]) -> Iterator[Any]:
-    """So many tasks of a taskset, from the one with this index on."""
+    """Yield `count` tasks of a taskset, from the one with index `first` on."""
     return itertools.islice(loaded(taskset, environment, options).taskset, first, first + count)
 
 
@@ -100,7 +100,7 @@ def _config(taskset: str, environment: str, options: Mapping[str, Any]) -> Any:
 
 
 def import_all() -> None:
-    """The modules of verifiers that an episode needs."""
+    """Import the modules of verifiers that an episode needs."""
     for name in MODULES:
         import_module(f"verifiers.v1{name}")
 
@@ -113,7 +113,7 @@ def messages_of(task: Any) -> list[dict[str, Any]]:
     if prompt is None:
         raise ValueError("the task has no prompt: environments that speak first are not played")
     asked = (
-        [("user", prompt)] if isinstance(prompt, str) else [(each.role, content_text(each.content)) for each in prompt]
+        [("user", prompt)] if isinstance(prompt, str) else [(part.role, content_text(part.content)) for part in prompt]
     )
     return [{"role": role, "content": text} for role, text in [*([("system", system)] if system else []), *asked]]
 
@@ -129,7 +129,7 @@ class _Agents:
 
 
 class _Agent:
-    """In the place of verifiers' own: the policy."""
+    """The policy, in the place of verifiers' own agent."""
 
     def __init__(self, name: str, config: Any, task: Any, ask: Ask, completed: list[Any]) -> None:
         self.name, self.trainable = name, True
@@ -141,25 +141,25 @@ class _Agent:
         return interaction.trace
 
     @asynccontextmanager
-    async def interaction(self, task: Any, **_: Any) -> AsyncIterator["_Interaction"]:
+    async def interaction(self, task: Any, **_: Any) -> AsyncIterator["_Conversation"]:
         from verifiers.v1.trace import AgentInfo, Trace
 
         agent = AgentInfo(config=self._config, name=self.name, trainable=self.trainable)
         trace = Trace(task=self._task, agent=agent)
-        yield _Interaction(task, trace, self._ask)
+        yield _Conversation(task, trace, self._ask)
         await task.score(trace)
         trace.is_completed = trace.ok = True
         self._completed.append(trace)
 
 
-class _Interaction:
-    """Turn by turn, as an environment's `run` drives it."""
+class _Conversation:
+    """A conversation that an environment's `run` drives turn by turn."""
 
     def __init__(self, task: Any, trace: Any, ask: Ask) -> None:
         from verifiers.v1.dialects import parse_message
 
         self.trace, self._ask = trace, ask
-        self._messages = [parse_message(each) for each in messages_of(task)]
+        self._messages = [parse_message(message) for message in messages_of(task)]
 
     async def turn(self, message: Any = None) -> Any:
         from verifiers.v1.agent import Segment
@@ -167,10 +167,10 @@ class _Interaction:
         from verifiers.v1.graph import prepare_turn
         from verifiers.v1.types import AssistantMessage, Response, content_text
 
-        told = [{"role": "user", "content": message}] if isinstance(message, str) else message or []
-        new = [parse_message(each) if isinstance(each, dict) else each for each in told]
+        given = [{"role": "user", "content": message}] if isinstance(message, str) else message or []
+        new = [parse_message(entry) if isinstance(entry, dict) else entry for entry in given]
         self._messages += new
-        reply = AssistantMessage(content=await self._ask("\n\n".join(content_text(each.content) for each in new)))
+        reply = AssistantMessage(content=await self._ask("\n\n".join(content_text(entry.content) for entry in new)))
         response = Response(
             id=str(len(self._messages)), created=int(time.time()), model="policy", message=reply, finish_reason="stop"
         )

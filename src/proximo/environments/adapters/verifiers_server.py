@@ -15,7 +15,7 @@ from proximo.environments.adapters.verifiers import messages_of, tasks_of
 
 Message = Mapping[str, Any]
 START_SECONDS = 60.0
-"""For a server that is being started to answer."""
+"""Time for a server that is being started to answer."""
 NO_TOOLS = {"error": {"message": "the policy is offered no tools: play with a harness that has none, such as null"}}
 
 
@@ -52,7 +52,7 @@ class VerifiersServer(Environment):
         run = server.run(client=client, model="policy", sampling=SamplingConfig(), task_data=problem["task_data"])
         self._run = asyncio.create_task(run)
         await self._next()
-        if self._known != [(each["role"], each["content"]) for each in problem["prompt"]]:
+        if self._known != [(message["role"], message["content"]) for message in problem["prompt"]]:
             raise ValueError(f"the server asks {str(self._known)[:200]}, which is not the prompt: give served_rows()")
 
     async def step(self, reply: str) -> Observation | Done:
@@ -61,13 +61,13 @@ class VerifiersServer(Environment):
         return await self._next()
 
     async def _next(self) -> Observation | Done:
-        """What the server asks next, or the end."""
+        """Wait for what the server asks next, or for the end."""
         asked = asyncio.create_task(self._asked.get())
         await asyncio.wait((asked, self._run), return_when=asyncio.FIRST_COMPLETED)
         if not asked.done():
             asked.cancel()
             return Done(_reward(self._run.result()))
-        messages = [(each["role"], _text(each.get("content"))) for each in asked.result()]
+        messages = [(message["role"], _text(message.get("content"))) for message in asked.result()]
         past = len(self._known)
         if messages[:past] != self._known:
             raise ValueError("the server's messages do not begin with those before: it rewrites what was said")
@@ -82,7 +82,7 @@ def served_rows(taskset: str, count: int, *, first: int = 0, environment: str = 
 
 
 def _reward(episode: Any) -> float:
-    """Of the episode's only trace."""
+    """Reward of the episode's only trace."""
     errors = [*episode.errors, *(error for trace in episode.traces for error in trace.errors)]
     if errors or len(episode.traces) != 1:
         raise RuntimeError(f"the server's episode has {len(episode.traces)} traces and failed: {str(errors)[:300]}")
@@ -131,7 +131,7 @@ class _Endpoint:
 
 
 def _completion(reply: str, part: str) -> dict[str, Any]:
-    """As OpenAI's API has it: `part` is `message`, or `delta` in a stream."""
+    """A reply in the form of OpenAI's API: `part` is `message`, or `delta` in a stream."""
     choice = {"index": 0, part: {"role": "assistant", "content": reply}, "finish_reason": "stop"}
     return {
         "id": "reply",

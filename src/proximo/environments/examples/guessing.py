@@ -18,8 +18,8 @@ class NumberGuessing(Environment):
 
     def step(self, reply: str) -> Observation | Done:
         self.tries -= 1
-        found = re.search(r"\d{1,9}", reply)
-        guess = int(found[0]) if found else None
+        number = re.search(r"\d{1,9}", reply)
+        guess = int(number[0]) if number else None
         if guess == self.secret or not self.tries:
             return Done(float(guess == self.secret))
         if guess is None:

@@ -24,9 +24,9 @@ def run_python(code: str) -> str:
 
 @cache
 def _sandbox() -> Sandbox:
-    """Made by the first call, and kept: a program at a time for each core."""
+    """Make the sandbox with the first call, and keep it: a program at a time for each core."""
     return Sandbox(Limits(seconds=5))
 
 
 run_python.check = _sandbox  # pyright: ignore[reportFunctionMemberAccess]
-"""Raises NoSandbox where programs cannot be held in, before a run starts."""
+"""Check before a run starts; raises NoSandbox where programs cannot be held in."""

@@ -15,7 +15,7 @@ from proximo.algorithms import explain
 from proximo.config import toml
 from proximo.processes import tree
 from proximo.rl.config import RunConfig, loads_run
-from proximo.rl.progress import Lines
+from proximo.rl.progress import ProgressLines
 from proximo.rl.run import Run
 from proximo.rl.train import train
 from proximo.runs.session import begin
@@ -52,7 +52,7 @@ def train_one(config: RunConfig, folder: Path, machine: Machine, accept_lost: bo
             (attempt.machine or machine).apply()
             if attempt.other_code is not None:
                 print(f"warning: {attempt.other_code}", file=sys.stderr, flush=True)
-            train(Run(config, folder, Lines()), attempt)
+            train(Run(config, folder, ProgressLines()), attempt)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from proximo.models.shipped import resolve
 from proximo.recipes.pipeline.config import SFT, PipelineConfig
 from proximo.recipes.pipeline.result import Fooled, Measured
 from proximo.rl.build import MAX_SLOTS
-from proximo.rl.mixed_reward import judged
+from proximo.rl.mixed_reward import with_reward_models
 from proximo.samplers.embedded import local_sampler
 from proximo.supervised.encoding import Encoded, EncodedRows, completion_tokens, to_rows
 from proximo.types import Completion, Grade, Problem, Request
@@ -30,7 +30,7 @@ class Measuring:
     def __init__(self, config: PipelineConfig, folder: Path) -> None:
         self.config, self.folder = config, folder
         self.tokenizer, self.reference = self._open(SFT)
-        self.task = judged(config.task, config.rewards(folder), self.tokenizer)
+        self.task = with_reward_models(config.task, config.rewards(folder), self.tokenizer)
         size = min(config.held_out.problems, config.task.held_out)
         self.problems = [config.task.problem(index, "held_out", config.seed) for index in range(size)]
         self.right = self.task.grade(self.problems, [self._right(problem) for problem in self.problems])

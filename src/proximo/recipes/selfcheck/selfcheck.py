@@ -40,7 +40,7 @@ from proximo.recipes.selfcheck.checks import (
 from proximo.rl.assemble import assemble, to_batch
 from proximo.rl.build import build_policy
 from proximo.rl.config import RunConfig
-from proximo.rl.mixed_reward import judged
+from proximo.rl.mixed_reward import with_reward_models
 from proximo.rl.rollouts import Collector
 from proximo.runs.records import DataCursor
 from proximo.samplers.sampler import Sampler, SamplingOptions, build_samplers
@@ -60,7 +60,7 @@ def selfcheck(config: RunConfig, model: PreTrainedModel, tokenizer: PreTrainedTo
     policy = build_policy(model, config, resolve(config.model))
     # Rewards and value models are those of the run, so that what it would refuse is refused here.
     own = played(config.task, config.environment, tokenizer)
-    task = judged(own, config.rewards, tokenizer, config.dtype, compiled=config.compile)
+    task = with_reward_models(own, config.rewards, tokenizer, config.dtype, compiled=config.compile)
     problems = [own.problem(index, "train", config.seed) for index in range(PROBLEMS)]
     encoded = prompts_have_tokens(tokenizer, problems)
     yield encoded

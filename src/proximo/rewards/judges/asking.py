@@ -12,29 +12,29 @@ from typing import Any
 from urllib.parse import urlsplit
 
 MAX_BYTES = 4 << 20
-"""Bytes of an answer."""
+"""Bytes of an answer at most."""
 
 
 class Unreachable(Exception):
-    """There is no server, or it closed the connection."""
+    """Raised where there is no server, or it closed the connection."""
 
 
 class TooLate(Exception):
-    """No whole answer within the limit."""
+    """Raised where no whole answer has come within the limit."""
 
 
 @dataclass(frozen=True)
 class Reply:
-    """What a server answered."""
+    """The answer of a server."""
 
     status: int
     body: bytes
     retry_after: str = ""
-    """What the server says about when to ask again."""
+    """The server's word on when to ask again."""
 
     @property
     def json(self) -> Any:
-        """None where the body is not JSON."""
+        """The body's value; None where it is not JSON."""
         try:
             return json.loads(self.body)
         except (ValueError, RecursionError):
@@ -46,7 +46,7 @@ class Reply:
 
 
 def request(method: str, url: str, body: Mapping[str, Any] | None, headers: Mapping[str, str], seconds: float) -> Reply:
-    """Raises Unreachable or TooLate."""
+    """Send a request; raises Unreachable or TooLate."""
     parts, until = urlsplit(url), time.monotonic() + seconds
     kind = HTTPSConnection if parts.scheme == "https" else HTTPConnection
     try:
@@ -56,10 +56,10 @@ def request(method: str, url: str, body: Mapping[str, Any] | None, headers: Mapp
             connection.sock = _Limited(inner, until)
             data = None if body is None else json.dumps(body).encode()
             connection.request(method, parts.path, data, {"Content-Type": "application/json", **headers})
-            answer, found = _received(connection)
-            if len(found) > MAX_BYTES:
+            answer, body_read = _received(connection)
+            if len(body_read) > MAX_BYTES:
                 raise Unreachable(f"its answer has more than {MAX_BYTES // 2**20} MiB")
-            return Reply(answer.status, found, answer.getheader("Retry-After") or "")
+            return Reply(answer.status, body_read, answer.getheader("Retry-After") or "")
     except TimeoutError:
         raise TooLate(f"no answer within {seconds:g} s") from None
     except (OSError, HTTPException) as error:
@@ -93,7 +93,7 @@ class _Limited:
         return self._inner.recv_into(buffer)
 
     def close(self) -> None:
-        """Nothing: where a server ends the connection, http.client closes it before the body is read."""
+        """Do nothing: where a server ends the connection, http.client closes it before the body is read."""
 
     def _wait(self) -> None:
         left = self._until - time.monotonic()

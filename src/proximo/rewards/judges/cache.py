@@ -26,12 +26,12 @@ class Verdicts:
     """Scores by key."""
 
     def __init__(self, folder: Path | None) -> None:
-        """None: they are known to this process only."""
+        """Read a folder's verdicts; with None they are known to this process only."""
         self.folder = folder
         self._complaint, self._was_told = "", False
         self._scores: dict[str, float] = {}
         self._lock = threading.Lock()
-        self._own: JsonLines | None = None
+        self._file: JsonLines | None = None
         self._unwritten: list[dict[str, Any]] = []
         for path in [folder / name for name in names(folder)] if folder is not None else ():
             if path.suffix == ".jsonl":
@@ -44,7 +44,7 @@ class Verdicts:
         return self._scores.get(key)
 
     def add(self, key: str, score: float, more: Mapping[str, Any]) -> None:
-        """Written before it is used. Where that fails, as on a full disk, it is kept in memory."""
+        """Write a score before it is used. Where that fails, as on a full disk, it is kept in memory."""
         with self._lock:
             self._scores[key] = score
             if self.folder is None:
@@ -56,16 +56,16 @@ class Verdicts:
                 self._complaint = f"verdicts cannot be written to {self.folder}: {error.strerror or error}"
 
     def _write(self, folder: Path) -> None:
-        """All that is not written yet; a run's folder is made when the run starts, and not before."""
-        if self._own is None and folder.parent.is_dir():
+        """Append what is not written yet; a run's folder is made when the run starts, and not before."""
+        if self._file is None and folder.parent.is_dir():
             make_folder(folder)
-            self._own = JsonLines(folder / f"{os.getpid()}-{secrets.token_hex(4)}.jsonl")
-        if self._own is not None:
-            self._own.append(*self._unwritten)
+            self._file = JsonLines(folder / f"{os.getpid()}-{secrets.token_hex(4)}.jsonl")
+        if self._file is not None:
+            self._file.append(*self._unwritten)
             self._unwritten.clear()
 
     def take_complaint(self) -> str:
-        """Why verdicts are not written, once; empty where they are."""
+        """Say once why verdicts are not written; empty where they are."""
         with self._lock:
             complaint = "" if self._was_told else self._complaint
             self._was_told = self._was_told or bool(complaint)

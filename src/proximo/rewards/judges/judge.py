@@ -10,7 +10,7 @@ from proximo.processes.failures import Failure, Outcome
 from proximo.rewards.grading import Grading, grading
 from proximo.rewards.judges.asking import TooLate, Unreachable, request
 from proximo.rewards.judges.cache import Verdicts
-from proximo.rewards.judges.session import Limits, Server, Session
+from proximo.rewards.judges.session import JudgeEndpoint, JudgeLimits, JudgeSession
 from proximo.rewards.judges.verdicts import asked
 from proximo.rewards.protocol import Waiting
 from proximo.rewards.scoring import Answer, noted
@@ -20,10 +20,10 @@ from proximo.system.secrets import masked
 from proximo.types import Completion, Problem
 
 CHECK_SECONDS = 20.0
-"""For a server to say which models it has."""
+"""Time for a server to say which models it has."""
 RUBRIC_FILES = (".md", ".txt")
 FOLDER = "verdicts"
-"""Of a run's verdicts in its folder."""
+"""Name of the folder of verdicts in a run's folder."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Judge:
     model: str
     """Name of the model on that server."""
     rubric: str
-    """What to judge by: a text, or the path of a .md or .txt file."""
+    """Rubric to judge by: a text, or the path of a .md or .txt file."""
     scale: tuple[float, float] = (0.0, 10.0)
     """Lowest and highest score that the judge may give; they become the rewards 0 and 1."""
     columns: tuple[str, ...] = ()
@@ -58,7 +58,7 @@ class Judge:
     max_tokens: int = 1024
     """Maximum tokens of a reply, with what a reasoning model thinks before it."""
     cache: bool | str = True
-    """Whether verdicts are kept in the run's folder. A path: a folder that several runs share."""
+    """True: verdicts are kept in the run's folder. A path: a folder that several runs share."""
     options: Mapping[str, bool | int | float | str] = field(default_factory=dict)
     """Further fields of each request, such as reasoning_effort."""
 
@@ -106,7 +106,7 @@ class Judge:
         return finish
 
     def reference(self, problem: Problem) -> str | None:
-        """None: only the judge knows what it likes."""
+        """Return None: only the judge knows what it likes."""
         return None
 
     @property
@@ -143,15 +143,15 @@ class Judge:
                 f"reward.key_variable is {self.key_variable!r}: the server at {self.url} answers {reply.status}, so it "
                 "needs another key"
             )
-        found = reply.json.get("data") if reply.status == 200 and isinstance(reply.json, dict) else None
-        names = [each.get("id") for each in found if isinstance(each, dict)] if isinstance(found, list) else []
+        models = reply.json.get("data") if reply.status == 200 and isinstance(reply.json, dict) else None
+        names = [model.get("id") for model in models if isinstance(model, dict)] if isinstance(models, list) else []
         if names and self.model not in names:
             some = ", ".join(map(str, names[:5]))
             raise ValueError(
                 f"reward.model is {self.model!r}, which the server at {self.url} does not have: give one of {some}"
             )
 
-    def _server(self) -> Server:
+    def _server(self) -> JudgeEndpoint:
         key = os.environ.get(self.key_variable, "").strip() if self.key_variable else ""
         if self.key_variable and not key:
             raise ValueError(
@@ -162,22 +162,22 @@ class Judge:
                 f"reward.key_variable is {self.key_variable!r}, whose value has a line break or another character that "
                 "no API key has: set it to one key"
             )
-        return Server(self.url.rstrip("/"), self.model, key, self.max_tokens, self.options)
+        return JudgeEndpoint(self.url.rstrip("/"), self.model, key, self.max_tokens, self.options)
 
-    def _session(self, active: Grading) -> Session:
+    def _session(self, active: Grading) -> JudgeSession:
         self.check()
         verdicts = None
         if self.cache:
-            own = None if active.folder is None else active.folder / FOLDER
-            verdicts = Verdicts(own if self.cache is True else _made(Path(self.cache).expanduser()))
-        limits = Limits(self.at_once, self.seconds, self.retries, self.patience)
-        return Session(self._server(), limits, self.scale, verdicts, active.usage)
+            folder = None if active.folder is None else active.folder / FOLDER
+            verdicts = Verdicts(folder if self.cache is True else _made(Path(self.cache).expanduser()))
+        limits = JudgeLimits(self.at_once, self.seconds, self.retries, self.patience)
+        return JudgeSession(self._server(), limits, self.scale, verdicts, active.usage)
 
     def _reward(self, verdict: float | Failure) -> Outcome:
         low, high = self.scale
         return verdict if isinstance(verdict, Failure) else (verdict - low) / (high - low)
 
-    def _tell(self, session: Session) -> None:
+    def _tell(self, session: JudgeSession) -> None:
         """Report, once, that verdicts cannot be written."""
         if session.verdicts is not None and (complaint := session.verdicts.take_complaint()):
             with grading() as active:
@@ -195,7 +195,7 @@ def _made(folder: Path) -> Path:
 
 
 def is_rubric_file(rubric: str) -> bool:
-    """Whether a rubric is the path of a file, not a text."""
+    """Tell whether a rubric is the path of a file, not a text."""
     return rubric.endswith(RUBRIC_FILES) and "\n" not in rubric
 
 

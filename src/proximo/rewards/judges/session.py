@@ -23,21 +23,20 @@ from proximo.rewards.judges.verdicts import AGAIN, Message, Scale, form, read, s
 from proximo.rewards.protocol import Waiting
 
 REFUSED = (400, 422)
-"""The server does not take a field of the request, or its prompt."""
+"""Statuses of a server that does not take a field of the request, or its prompt."""
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0
 """Seconds between two attempts; each pause is twice the last."""
 REPORT_AFTER = 5.0
 """Seconds without a server after which a message says what is waited for."""
 MAX_TOKENS = 1 << 30
-"""Of one request, above which what a server says it used is no count: a number of a thousand digits ends what adds
-it."""
+"""Tokens of one request, above which a server's count is none: a number of a thousand digits ends what adds it."""
 FORMS = ("json_schema", "json_object", "")
-"""How a server is asked to keep the reply to a form: the first that it takes. Empty: not at all."""
+"""Ways to have a server keep the reply to a form: the first that it takes. Empty: not at all."""
 
 
 @dataclass(frozen=True)
-class Limits:
-    """What asking may take."""
+class JudgeLimits:
+    """Limits of asking a judge: requests at once, seconds, retries and patience."""
 
     at_once: int
     seconds: float
@@ -46,8 +45,8 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Server:
-    """Whom to ask."""
+class JudgeEndpoint:
+    """A server of a judge, its model and the options of requests."""
 
     url: str
     model: str
@@ -65,10 +64,12 @@ class Server:
         return plain(text.replace(self.key, "***") if self.key else text, 300)
 
 
-class Session:
+class JudgeSession:
     """Asks about completions, many at once."""
 
-    def __init__(self, server: Server, limits: Limits, scale: Scale, verdicts: Verdicts | None, usage: Usage) -> None:
+    def __init__(
+        self, server: JudgeEndpoint, limits: JudgeLimits, scale: Scale, verdicts: Verdicts | None, usage: Usage
+    ) -> None:
         """`verdicts`: None asks anew about what was judged before."""
         self.server, self.limits, self.scale, self.verdicts, self._usage = server, limits, scale, verdicts, usage
         self._threads = Threads(limits.at_once)
@@ -80,7 +81,7 @@ class Session:
         self._reported = False
 
     def begin(self, messages: Sequence[Message]) -> Waiting[float | Failure]:
-        """A score of the scale, or why there is none. What is asked twice is judged once."""
+        """Begin to ask for a score of the scale, or why there is none. What is asked twice is judged once."""
         if self.verdicts is None:
             return self._threads.begin(lambda: self._judged(messages, ""))
         question = {"url": self.server.url, "model": self.server.model, "messages": list(messages)}
@@ -138,14 +139,14 @@ class Session:
         score = None if content is None else read(content)
         if score is not None and low <= score <= high:
             return score
-        said = plain(content if content is not None else answer.text, 200)
+        quoted = plain(content if content is not None else answer.text, 200)
         kind = "reply" if score is None else "out of range"
-        return Failure(kind, f"the judge's reply has no score from {low:g} to {high:g}: {said!r}")
+        return Failure(kind, f"the judge's reply has no score from {low:g} to {high:g}: {quoted!r}")
 
     # One reply
 
     def _answer(self, messages: Sequence[Message]) -> Reply | Failure:
-        """A server's 200, waited for while it is busy or away; or why there is none."""
+        """Wait for a server's 200 while it is busy or away; returns that, or why there is none."""
         until, pause, level = time.monotonic() + self.limits.patience, FIRST_PAUSE, self._form
         renamed, away = self._renamed, ""
         while self._gone is None:
@@ -194,17 +195,17 @@ class Session:
         return request("POST", f"{self.server.url}/chat/completions", body, self.server.headers, self.limits.seconds)
 
     def _refused(self, reply: Reply) -> Failure:
-        said = f"the judge's server answered {reply.status}: {self.server.hidden(reply.text)}"
+        message = f"the judge's server answered {reply.status}: {self.server.hidden(reply.text)}"
         if reply.status in (401, 403, 404):
-            self._gone = f"{said}; correct reward.key_variable or reward.model, then run the same command again"
+            self._gone = f"{message}; correct reward.key_variable or reward.model, then run the same command again"
             raise GraderFailed(self._gone)
-        return Failure(f"http {reply.status}", said, fatal=reply.status in REFUSED)
+        return Failure(f"http {reply.status}", message, fatal=reply.status in REFUSED)
 
     def _given_up(self, reply: Reply | None, away: str) -> Failure:
-        """After all patience: a server that is there has a completion unscored, one that is gone ends the run."""
+        """Give up after all patience: a server that is there leaves a completion unscored, a gone one ends the run."""
         if reply is not None:
-            said = f"the judge's server answered {reply.status} for {self.limits.patience:g} s"
-            reason = f"{said}: {self.server.hidden(reply.text)}; lower reward.at_once if it is overloaded"
+            message = f"the judge's server answered {reply.status} for {self.limits.patience:g} s"
+            reason = f"{message}: {self.server.hidden(reply.text)}; lower reward.at_once if it is overloaded"
             return Failure(f"http {reply.status}", reason, fatal=True)
         self._gone = (
             f"the judge at {self.server.url} could not be reached for {self.limits.patience:g} s "
@@ -253,12 +254,12 @@ def _content(reply: Any) -> str | None:
 
 
 def _is_busy(status: int) -> bool:
-    """Whether the server, or what is in front of it, may do better later."""
+    """Tell whether the server, or what is in front of it, may do better later."""
     return status in (408, 429) or status >= 500
 
 
 def _seconds(retry_after: str) -> float:
-    """Of the header Retry-After; a date counts as nothing."""
+    """Seconds of the header Retry-After; a date counts as nothing."""
     try:
         return min(max(float(retry_after), 0.0), 3600.0)
     except ValueError:

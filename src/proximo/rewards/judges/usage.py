@@ -1,11 +1,11 @@
-"""What judges and episodes cost: numbers and seconds since they were last taken, for a run's timings."""
+"""Cost of judges and episodes: numbers and seconds since they were last taken, for a run's timings."""
 
 import threading
 from collections import Counter
 
 
 class Usage:
-    """Counted on any thread; names begin with what is counted, as `judge_seconds` does."""
+    """Counts of any thread; names begin with what is counted, as `judge_seconds` does."""
 
     def __init__(self, what: str) -> None:
         self._what = what
@@ -20,9 +20,9 @@ class Usage:
             self._slowest = max(self._slowest, counts.get("seconds", 0.0))
 
     def take(self) -> dict[str, float]:
-        """By name; empty where nothing was counted."""
+        """Take the counts by name; empty where nothing was counted."""
         with self._lock:
-            found = dict(self._counts) | ({f"{self._what}_slowest": self._slowest} if self._slowest else {})
+            counts = dict(self._counts) | ({f"{self._what}_slowest": self._slowest} if self._slowest else {})
             self._counts.clear()
             self._slowest = 0.0
-        return found
+        return counts

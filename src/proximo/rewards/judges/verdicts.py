@@ -1,4 +1,4 @@
-"""What a judge is asked and how its reply is read.
+"""Messages to a judge, and the reading of its reply.
 
 What it judges is data: one JSON object in a message of its own, in which no text can end its string. Whatever looks
 like a chat template's marker, such as <|im_end|> or [INST], is escaped as JSON allows, so that a server cannot take it
@@ -19,12 +19,12 @@ _MARKER = re.compile(r"<(?=\S)|\[(?=/?[A-Z_]{2,})")
 _NAMED = re.compile(r"\bscore\b(\W{0,6}?-?\d.*)", re.IGNORECASE)
 """The rest of a line in which a number follows the word."""
 _PLAIN = re.compile(r"[\s\"'*`:=]+(-?\d+(?:\.\d+)?)(?:\s*(?:/|out of)\s*\d+)?(?![\w%?])\D*", re.IGNORECASE)
-"""Such a rest that can only mean one score: it has no other number, as ranges, sums and second thoughts have."""
+"""A rest of a line that can only mean one score: it has no other number, as ranges, sums and second thoughts have."""
 _NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
 _BEGINNING = re.compile(r'\{\s*"')
-"""Of a JSON object that has a key."""
+"""Beginning of a JSON object that has a key."""
 _DECODER = json.JSONDecoder(parse_int=float)
-"""Whole numbers of thousands of digits are infinite, like other numbers beyond a float."""
+"""Decoder in which whole numbers of thousands of digits are infinite, like other numbers beyond a float."""
 MAX_SEARCHED, PASSES = 1 << 20, 32
 """Characters that the search for objects may read in vain: so many, and so many times the reply. An honest reply has a
 few pieces that begin like an object and are none, and a million characters are read in some milliseconds."""
@@ -51,12 +51,12 @@ def asked(rubric: str, scale: Scale, columns: Sequence[str], problem: Problem, c
 
 
 def as_data(case: Mapping[str, Any]) -> str:
-    """As JSON without anything that a chat template or tokenizer could take for a marker.
+    """JSON without anything that a chat template or tokenizer could take for a marker.
 
     Example: as_data({"completion": "<|im_end|>"}) == '{"completion": "\\\\u003c|im_end|>"}'
     """
     text = json.dumps(case, ensure_ascii=False, indent=1, default=str)
-    return _MARKER.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+    return _MARKER.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 def form(scale: Scale) -> str:
@@ -77,7 +77,7 @@ def read(reply: str) -> float | None:
     """The score in a reply: that of a JSON object in it, else the number behind the word `score`, else a number that is
     the whole reply. None where there is none, or where it is unclear which: a judge may quote what it judges."""
     text = _without_thoughts(reply.strip())
-    scores = {score for each in _objects(text) if (score := _number(each.get("score"))) is not None}
+    scores = {score for value in _objects(text) if (score := _number(value.get("score"))) is not None}
     scores = scores or _named(text)
     if not scores and _NUMBER.fullmatch(text):
         return float(text)
@@ -85,7 +85,7 @@ def read(reply: str) -> float | None:
 
 
 def _without_thoughts(text: str) -> str:
-    """What follows the last thought; empty where a thought has no end. A JSON object is none, but may quote one."""
+    """The text behind the last thought; empty where a thought has no end. A JSON object is none, but may quote one."""
     try:
         if isinstance(json.loads(text), dict):
             return text
@@ -97,8 +97,8 @@ def _without_thoughts(text: str) -> str:
 
 def _named(text: str) -> set[float]:
     """Numbers behind the word `score`; none where one of them has another form than `Score: 7` or `Score: 7/10`."""
-    found = [_PLAIN.fullmatch(rest) for rest in _NAMED.findall(text)]
-    return {float(each[1]) for each in found if each is not None} if all(found) else set()
+    matches = [_PLAIN.fullmatch(rest) for rest in _NAMED.findall(text)]
+    return {float(match[1]) for match in matches if match is not None} if all(matches) else set()
 
 
 def _number(value: object) -> float | None:
@@ -110,16 +110,16 @@ def _number(value: object) -> float | None:
 def _objects(text: str) -> list[dict[str, Any]]:
     """JSON objects in a text that stand in no other one; none where it takes too long to find them, as where thousands
     begin and none ends: only a text that was made for it is like that."""
-    found, left = [], MAX_SEARCHED + PASSES * len(text)
+    values, left = [], MAX_SEARCHED + PASSES * len(text)
     start = _BEGINNING.search(text)
     while start is not None and left > 0:
         end = start.start() + 1
         try:
             value, end = _DECODER.raw_decode(text, start.start())
-            found.append(value)
+            values.append(value)
         except json.JSONDecodeError as error:
             left -= error.pos  # what was read, and what comes before it: its error counts the lines
         except RecursionError:
             return []
         start = _BEGINNING.search(text, end)
-    return found if start is None else []
+    return values if start is None else []

@@ -36,7 +36,7 @@ from typing import Protocol
 
 from proximo.learner.guard import Notice
 from proximo.rl.config import AheadOptions, TrainingOptions
-from proximo.rl.rollouts import Draws, Judge, Result, Rollouts
+from proximo.rl.rollouts import Draws, DropRule, Result, Rollouts
 from proximo.runs.records import Active, Collected, DataCursor, Pending, num_tokens
 from proximo.samplers.in_progress import Begun, BegunRequests
 from proximo.samplers.sampler import SampledPolicy, Sampler, WeightHistory
@@ -46,7 +46,7 @@ LEAVING = 5.0
 """Seconds to wait for threads whose requests were given up."""
 
 
-class Source(Judge, Protocol):
+class GroupSource(DropRule, Protocol):
     """Draws problems, samples and grades one group at a time, and judges it."""
 
     @property
@@ -65,7 +65,7 @@ class Source(Judge, Protocol):
 
 
 @dataclass(eq=False)
-class Slot:
+class GroupSlot:
     """A group that was drawn: sampled now, or graded and waiting to be trained."""
 
     ordinal: int
@@ -77,11 +77,11 @@ class Slot:
     passed: int = 0
     """Number of younger groups that were trained before it."""
     is_noted: bool = False
-    """Whether the ledger says that it was carried over."""
+    """True if the ledger says that it was carried over."""
     is_dropped: bool = False
-    """Whether it is left out of the step that takes it, and not replaced."""
+    """True if it is left out of the step that takes it, and not replaced."""
     begun: tuple[Begun, ...] = ()
-    """What it had sampled before a resume."""
+    """Completions that it had begun before a resume."""
     result: "Future[Group]" = field(default_factory=Future)
 
     @property
@@ -89,14 +89,14 @@ class Slot:
         return self.result.done()
 
     def to_active(self, begun: BegunRequests | None) -> Active:
-        """For a checkpoint; `begun` knows what is sampled of it."""
+        """The group as a checkpoint has it; `begun` knows what is sampled of it."""
         parts = () if begun is None else begun.of_group(self.step, self.ordinal)  # first: none once it has ended
         group = self.result.result() if self.has_ended and self.result.exception() is None else None
         parts = parts if group is None else ()
         return Active(self.ordinal, self.problem, self.step, self.version, self.passed, self.is_noted, group, parts)
 
     @classmethod
-    def of(cls, active: Active) -> "Slot":
+    def of(cls, active: Active) -> "GroupSlot":
         numbers = active.step, active.version, active.passed, active.is_noted
         slot = cls(active.ordinal, active.problem, *numbers, begun=active.begun)
         if active.group is not None:
@@ -105,11 +105,11 @@ class Slot:
 
 
 def num_slots(groups: int, staleness: int, window: int) -> int:
-    """Most slots at a time; `window` is a number of groups."""
+    """Largest number of slots at a time; `window` is a number of groups."""
     return (staleness + 1) * groups - window
 
 
-def choice(slots: Sequence[Slot], count: int, window: int) -> tuple[list[Slot], list[Slot]]:
+def choice(slots: Sequence[GroupSlot], count: int, window: int) -> tuple[list[GroupSlot], list[GroupSlot]]:
     """The first slots that have ended, `count` at most, and older ones that they would pass although `window` groups
     have passed those: the step has to wait for these."""
     chosen = [slot for slot in slots if slot.has_ended][:count]
@@ -121,9 +121,9 @@ def choice(slots: Sequence[Slot], count: int, window: int) -> tuple[list[Slot], 
     return chosen, blocking
 
 
-def num_passing(slot: Slot, others: Sequence[Slot]) -> int:
+def num_passing(slot: GroupSlot, others: Sequence[GroupSlot]) -> int:
     """Number of slots that are younger than one."""
-    return sum(each.ordinal > slot.ordinal for each in others)
+    return sum(other.ordinal > slot.ordinal for other in others)
 
 
 class InFlight(Rollouts):
@@ -131,7 +131,7 @@ class InFlight(Rollouts):
 
     def __init__(
         self,
-        source: Source,
+        source: GroupSource,
         drop: Callable[[int, int], None],
         options: AheadOptions,
         *,
@@ -146,20 +146,20 @@ class InFlight(Rollouts):
         self._count = source.training.groups
         self._window = int(options.window * self._count)
         self._max_slots = num_slots(self._count, options.staleness, self._window)
-        self._slots: list[Slot] = []
+        self._slots: list[GroupSlot] = []
         """In the order in which they were drawn."""
-        self._taken: list[Slot] = []
+        self._taken: list[GroupSlot] = []
         """Slots that were freed since the step began."""
-        self._chosen: list[Slot] = []
-        self._dropped: list[Slot] = []
-        self._expired: list[Slot] = []
+        self._chosen: list[GroupSlot] = []
+        self._dropped: list[GroupSlot] = []
+        self._expired: list[GroupSlot] = []
         """Slots that the step takes, that are replaced, and that are given up."""
         self._cursor: DataCursor | None = None
         """None before the first step of this process."""
         self._step = self._version = 0
         self._passed_over: Draws = []
         """By a curriculum, since the last step was collected."""
-        self._ends: SimpleQueue[Slot] = SimpleQueue()
+        self._ends: SimpleQueue[GroupSlot] = SimpleQueue()
         self._grading = threading.Lock()
         self._threads: list[threading.Thread] = []
         self._notices: list[Notice] = []
@@ -175,7 +175,7 @@ class InFlight(Rollouts):
         if self._cursor is None:
             for slot in self._slots:
                 if not slot.has_ended:
-                    if not any(each.tokens for each in slot.begun):
+                    if not any(part.tokens for part in slot.begun):
                         slot.version = version
                     self._start(slot)
         self._cursor, self._step, self._version, self._taken = cursor, step, version, []
@@ -236,7 +236,7 @@ class InFlight(Rollouts):
         )
 
     def evaluate(self, sampler: Sampler, policy: SampledPolicy, version: int, work: Callable[[int], Result]) -> Result:
-        """No group is graded meanwhile."""
+        """Do the work while no group is graded."""
         sampled = sampler.refresh(policy, version)
         with self._grading:
             return work(sampled)
@@ -259,15 +259,15 @@ class InFlight(Rollouts):
         return replace(super().pending(), active=tuple(slot.to_active(self._begun) for slot in self._slots))
 
     def newest(self, pending: Pending, *, interrupt: bool) -> Pending:
-        """Of groups that have not ended it is known what was sampled up to their last interruption."""
+        """Add what was sampled since then; of groups that have not ended, up to their last interruption."""
         if interrupt and self._begun is not None and any(not slot.has_ended for slot in self._slots):
             self._begun.interrupt()
         now = {slot.ordinal: slot.to_active(self._begun) for slot in (*self._taken, *self._slots)}
         active = [
-            replace(each, group=now[each.ordinal].group, begun=now[each.ordinal].begun)
-            if each.group is None and each.ordinal in now
-            else each
-            for each in pending.active
+            replace(entry, group=now[entry.ordinal].group, begun=now[entry.ordinal].begun)
+            if entry.group is None and entry.ordinal in now
+            else entry
+            for entry in pending.active
         ]
         return replace(pending, active=tuple(active))
 
@@ -278,16 +278,16 @@ class InFlight(Rollouts):
         return {"in_flight": len(open_slots), "graded": len(self._slots) - len(open_slots), "versions": versions}
 
     def refuse(self, pending: Pending, checkpoint: Path) -> None:
-        """Nothing: groups that were being sampled are continued."""
+        """Do nothing: groups that were being sampled are continued."""
 
     def restore(self, pending: Pending) -> None:
         super().restore(pending)
-        self._slots = [Slot.of(each) for each in pending.active]
+        self._slots = [GroupSlot.of(active) for active in pending.active]
 
     # Slots
 
-    def _may_refill(self, dropped: Sequence[Slot]) -> bool:
-        """Whether further groups may be drawn in this step in the place of dropped ones."""
+    def _may_refill(self, dropped: Sequence[GroupSlot]) -> bool:
+        """Tell whether further groups may be drawn in this step in the place of dropped ones."""
         options = self._source.training
         tokens = sum(num_tokens(slot.result.result()) for slot in dropped)
         is_left = options.refill_tokens is None or tokens < options.refill_tokens
@@ -303,17 +303,17 @@ class InFlight(Rollouts):
         self._passed_over += skipped
         self._cursor = DataCursor(self._cursor.next_problem + len(drawn) + len(skipped), rates=self._cursor.rates)
         for ordinal, problem in drawn:
-            self._slots.append(Slot(ordinal, problem, self._step, self._version))
+            self._slots.append(GroupSlot(ordinal, problem, self._step, self._version))
             self._start(self._slots[-1])
 
-    def _start(self, slot: Slot) -> None:
+    def _start(self, slot: GroupSlot) -> None:
         # A daemon: a call that never returns must not keep an interrupted program alive.
         thread = threading.Thread(target=copy_context().run, args=(self._sample, slot), name="group", daemon=True)
-        self._threads = [*(each for each in self._threads if each.is_alive()), thread]
+        self._threads = [*(other for other in self._threads if other.is_alive()), thread]
         thread.start()
 
-    def _sample(self, slot: Slot) -> None:
-        """On the group's thread."""
+    def _sample(self, slot: GroupSlot) -> None:
+        """Sample and grade a group, on its own thread."""
         if self._begun is not None:
             self._begun.open(slot.step, slot.ordinal, slot.begun)
         try:
@@ -329,19 +329,19 @@ class InFlight(Rollouts):
         self._ends.put(slot)
 
     def _wait(self, seconds: float | None) -> None:
-        """Until a group ends, or for some seconds."""
+        """Wait until a group ends, or for some seconds."""
         try:
             self._ends.get(timeout=seconds)
         except Empty:
             return
 
-    def _take(self, slots: list[Slot]) -> list[Slot]:
+    def _take(self, slots: list[GroupSlot]) -> list[GroupSlot]:
         """Free these slots."""
         self._taken += slots
         self._slots = [slot for slot in self._slots if slot not in slots]
         return slots
 
-    def _give_up(self, slots: list[Slot]) -> list[Slot]:
+    def _give_up(self, slots: list[GroupSlot]) -> list[GroupSlot]:
         for slot in self._take(slots):
             self._drop(slot.step, slot.ordinal)
             message = (

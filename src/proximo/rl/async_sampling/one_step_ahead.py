@@ -1,6 +1,6 @@
 """Sampling ahead: the next steps are sampled on a thread of their own while a step is trained.
 
-    learner's thread                             the thread that samples, `Worker`
+    learner's thread                             the thread that samples, `SamplingThread`
     ────────────────                             ─────────────────────────────────
     begin_step  copy the weights as a snapshot,
                 order step s + k with them ──▶   queue of jobs; a new one wakes it
@@ -62,7 +62,7 @@ class Order:
     """A step that is sampled ahead."""
 
     step: int
-    """Its index, from 0."""
+    """Index of the step, from 0."""
     weights: Snapshot
     result: "Future[Collected]"
 
@@ -91,7 +91,7 @@ class OneStepAhead(Rollouts):
         self._copy = copy
         self._collect, self._staleness, self._steps = collect, staleness, steps
         self._lanes = lanes or Lanes()
-        self._worker = Worker("ahead", device)
+        self._worker = SamplingThread("ahead", device)
         self._orders: deque[Order] = deque()
         self._weights: deque[Snapshot] = deque(maxlen=staleness)
         """Weights of the next steps' orders, the oldest first, those of the next step's own excluded. At
@@ -141,7 +141,7 @@ class OneStepAhead(Rollouts):
         yield from (*collected.dropped, *collected.groups)
 
     def drop(self, group: Group, *, refill: bool) -> None:
-        """Nothing: it was dropped on the thread, and another sampled in its place."""
+        """Do nothing: it was dropped on the thread, and another sampled in its place."""
 
     def collected(self) -> Collected:
         """Wait for the rollouts of the step that has begun. Its order ends here; the others stay active."""
@@ -190,11 +190,11 @@ class OneStepAhead(Rollouts):
         return tuple(done)
 
     def pending(self) -> Pending:
-        """What is graded, and the weights of the next steps' orders, the oldest first."""
+        """Steps that are graded, and the weights of the next steps' orders, the oldest first."""
         return Pending(ahead=self.graded(), older_weights=tuple(self._weights))
 
     def restore(self, pending: Pending) -> None:
-        """Steps that are sampled and graded already are not sampled again."""
+        """Take over steps that are sampled and graded already, which are not sampled again."""
         self._weights.extend(pending.older_weights)
         self._restored = pending.ahead
 
@@ -214,7 +214,7 @@ class OneStepAhead(Rollouts):
             return self._collect(cursor, step, weights)
 
     def _order(self, step: int, weights: Snapshot, known: Sequence[Collected] = ()) -> None:
-        """`known` has the result, if it is known."""
+        """Order a step; `known` has the result, if it is known."""
         if step >= self._steps:
             return
         before = self._last
@@ -248,14 +248,14 @@ class PolicyCopy(WholeModel):
     @torch.no_grad()
     def snapshot(self, version: int) -> Snapshot:
         """The policy's weights as they are now, after `version` updates; another thread may read them."""
-        found = Snapshot(version, [trained.clone() for _, trained in self._trained()])
+        snapshot = Snapshot(version, [trained.clone() for _, trained in self._trained()])
         _finish(self.model.device)
-        return found
+        return snapshot
 
     @torch.no_grad()
     def load(self, snapshot: Snapshot) -> None:
-        for (own, _), weight in zip(self._trained(), snapshot.weights, strict=True):
-            own.copy_(weight)
+        for (parameter, _), weight in zip(self._trained(), snapshot.weights, strict=True):
+            parameter.copy_(weight)
         _finish(self.model.device)
 
     def refresh(self, sampler: Sampler, snapshot: Snapshot) -> int:
@@ -266,7 +266,7 @@ class PolicyCopy(WholeModel):
     def _trained(self) -> list[tuple[nn.Parameter, nn.Parameter]]:
         """Parameters of this module and of the policy's, where the policy's are trained; tied ones come once."""
         pairs = zip(self.model.parameters(), self._policy.model.parameters(), strict=True)
-        return [(own, policy) for own, policy in pairs if policy.requires_grad]
+        return [(parameter, policy) for parameter, policy in pairs if policy.requires_grad]
 
 
 def _finish(device: torch.device) -> None:
@@ -282,7 +282,7 @@ class Abandoned(BaseException):
     """Raised inside a job whose result is no longer needed."""
 
 
-class Worker:
+class SamplingThread:
     """Does jobs in order, on one thread. The thread starts with the first job, in the context of that call.
 
     A job that runs out of memory is done again when the caller waits for a result: it does nothing else then, and
@@ -290,7 +290,7 @@ class Worker:
     """
 
     def __init__(self, name: str, device: torch.device) -> None:
-        """On a GPU the thread has a stream of its own, so that its kernels do not wait for the caller's."""
+        """Prepare the thread; on a GPU it has its own stream, so that its kernels do not wait for the caller's."""
         self._name, self._device = name, device
         self._jobs: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
         self._changed = threading.Condition()
@@ -393,13 +393,13 @@ class Worker:
 
 @contextmanager
 def _abandoning_quietly() -> Iterator[None]:
-    """Where Abandoned is raised in a callback of Python's garbage collector, Python prints it and goes on. That is no
-    fault: the thread gets another one."""
+    """Print nothing where Abandoned is raised in a callback of Python's garbage collector, after which Python goes on:
+    that is no fault, and the thread gets another one."""
     before = sys.unraisablehook
 
-    def report(found: Any) -> None:
-        if found.exc_type is not Abandoned:
-            before(found)
+    def report(unraisable: Any) -> None:
+        if unraisable.exc_type is not Abandoned:
+            before(unraisable)
 
     sys.unraisablehook = report
     try:

@@ -60,8 +60,8 @@ def _calibrated(task: Task, seed: int, split: Split) -> list[str]:
     if not asked:
         if not (probes := _refuse_silence(task, problems)):
             unclaimed = f"calibration: every reward function returned None for the first {len(problems)} problems"
-            return [unclaimed, *_told()]
-        return [*_out_of_range(declared, [], probes), *_told()]
+            return [unclaimed, *_errors()]
+        return [*_out_of_range(declared, [], probes), *_errors()]
     references = probed(task, asked)
     failed = [probe for probe in references if not probe.is_right or probe.is_unscored]
     faults = dict.fromkeys("no score" if probe.is_unscored else "less than 1" for probe in failed)
@@ -73,10 +73,10 @@ def _calibrated(task: Task, seed: int, split: Split) -> list[str]:
         "gives as much to an empty text": [[(probe.problem, "")] for probe in right],
         "gives as much to answers with a changed character": [_changed(probe) for probe in right],
     }.items():
-        found, probes = _compared(task, what, right, wrong)
-        remarks += found
+        more, probes = _compared(task, what, right, wrong)
+        remarks += more
         wrong_probes += probes
-    return [*remarks, *_out_of_range(declared, right, wrong_probes), *_whole_solutions(task, right), *_told()]
+    return [*remarks, *_out_of_range(declared, right, wrong_probes), *_whole_solutions(task, right), *_errors()]
 
 
 def _whole_solutions(task: Task, right: Sequence[Probe]) -> list[str]:
@@ -112,10 +112,10 @@ def _compared(
 ) -> tuple[list[str], list[Probe]]:
     """Compare each reference with texts of which at least one must score less; returns remarks and all grades."""
     tried, failed, silent = [], [], 0
-    everything = probed(task, [each for asked in wrong for each in asked])
-    found = iter(everything)
+    everything = probed(task, [text for asked in wrong for text in asked])
+    graded = iter(everything)
     for reference, asked in zip(right, wrong, strict=True):
-        probes = list(islice(found, len(asked)))
+        probes = list(islice(graded, len(asked)))
         if probes:
             tried.append(probes[0])
             silent += all(probe.is_unscored for probe in probes)
@@ -154,7 +154,7 @@ def _weighed(what: str, failed: Sequence[Probe], tried: Sequence[Probe]) -> list
     message = f"calibration: the grader {what}, {len(failed)} of {len(tried)}: {examples}"
     if 2 * len(failed) <= len(tried):
         return [f"{message}; check these problems"]
-    raise GraderFailed("\n".join([f"{message}; nothing was trained: correct the reward or the answers", *_told()]))
+    raise GraderFailed("\n".join([f"{message}; nothing was trained: correct the reward or the answers", *_errors()]))
 
 
 def _refuse_silence(task: Task, problems: Sequence[Problem]) -> list[Probe]:
@@ -172,28 +172,28 @@ def _refuse_silence(task: Task, problems: Sequence[Problem]) -> list[Probe]:
     if not tried:
         return []
     message = f"calibration: no text could be scored, of {tried} problems; nothing was trained"
-    raise GraderFailed("\n".join([message, *_told()]))
+    raise GraderFailed("\n".join([message, *_errors()]))
 
 
-def _told() -> list[str]:
+def _errors() -> list[str]:
     """Errors inside graders."""
     with grading() as active:
-        return [f"calibration: {each}" for each in active.failures.take()]
+        return [f"calibration: {line}" for line in active.failures.take()]
 
 
 def _foreign(probe: Probe, references: Sequence[Probe]) -> list[Asked]:
     """Another problem's answer, if there is one."""
     start = references.index(probe)
-    others = (each.text for each in (*references[start + 1 :], *references[:start]) if each.text != probe.text)
+    others = (other.text for other in (*references[start + 1 :], *references[:start]) if other.text != probe.text)
     return [(probe.problem, text) for text in list(others)[:1]]
 
 
 def _changed(probe: Probe) -> list[Asked]:
     """The answer with a changed first digit of its last number, and with a changed last letter or digit: a grader may
     round, and the end of a text may not matter."""
-    places = [match.start() for match in re.finditer(r"\d[\d.,]*", probe.text)][-1:]
-    places += [place for place, character in enumerate(probe.text) if character.isalnum()][-1:]
-    return [(probe.problem, probe.text[:at] + _other(probe.text[at]) + probe.text[at + 1 :]) for at in places]
+    positions = [match.start() for match in re.finditer(r"\d[\d.,]*", probe.text)][-1:]
+    positions += [position for position, character in enumerate(probe.text) if character.isalnum()][-1:]
+    return [(probe.problem, probe.text[:at] + _other(probe.text[at]) + probe.text[at + 1 :]) for at in positions]
 
 
 def _other(character: str) -> str:

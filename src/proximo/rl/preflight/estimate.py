@@ -35,8 +35,8 @@ def batch_arithmetic(config: RunConfig) -> list[str]:
     training = config.training
     completions = training.groups * training.group_size
     tokens = completions * config.sampling.max_tokens
-    most = config.max_generated_tokens
-    budget = [] if most is None else [f"training stops once {most} tokens are sampled, which may be sooner"]
+    limit = config.max_generated_tokens
+    budget = [] if limit is None else [f"training stops once {limit} tokens are sampled, which may be sooner"]
     return [
         f"a step: {training.groups} prompts × {training.group_size} completions = {completions} completions, "
         f"at most {tokens} tokens sampled",
@@ -67,7 +67,7 @@ class Held:
     quantized_bytes: int = 0
     """Bytes of these, with their scales."""
     whole: bool = False
-    """Whether a rank that has it has all of it, and not a shard."""
+    """True if a rank that has it has all of it, and not a shard."""
 
     def weight_bytes(self, dtype: torch.dtype) -> int:
         return dtype.itemsize * (self.parameters - self.quantized) + self.quantized_bytes
@@ -95,7 +95,7 @@ def held_models(config: RunConfig, skeleton_of: Callable[[str], PreTrainedModel]
         copies = config.sampler.copies * _count(policy)
         held.append(Held("the sampler's copies", copies, trained=False, whole=True))
     if config.ahead.copies_weights:
-        trained = sum(each.parameters for each in _held_policy(config, policy) if each.trained)
+        trained = sum(model.parameters for model in _held_policy(config, policy) if model.trained)
         held.append(Held("copy that samples ahead", _count(policy), trained=False))
         held.append(Held("weights of active steps", (config.ahead.staleness + 1) * trained, trained=False))
     match config.value_options and config.value_options.form:
@@ -118,7 +118,7 @@ def _held_policy(config: RunConfig, policy: PreTrainedModel) -> list[Held]:
         codes = (0, 0) if kind is None else quantized_size(policy, kind)
         return [Held("policy", _count(policy), False, *codes), adapter]
     names = frozen_names(policy, config.training.freeze)
-    frozen = sum(each.numel() for name, each in policy.named_parameters() if name in names)
+    frozen = sum(parameter.numel() for name, parameter in policy.named_parameters() if name in names)
     held = [Held("policy", _count(policy) - frozen, trained=True)]
     return [*held, Held("its frozen part", frozen, trained=False)] if frozen else held
 
@@ -136,8 +136,8 @@ class MemoryEstimate:
     def fits(self) -> bool:
         return self.bytes_held <= self.bytes_there
 
-    def facts(self) -> dict[str, Any]:
-        models = [asdict(each) for each in self.models]
+    def to_dict(self) -> dict[str, Any]:
+        models = [asdict(model) for model in self.models]
         return {"models": models, "bytes": self.bytes_held, "device_bytes": self.bytes_there, "fits": self.fits}
 
 
@@ -147,10 +147,10 @@ def memory(config: RunConfig) -> MemoryEstimate:
     name = pick_device(config.device)
     device, dtype = torch.device(name), pick_dtype(config.dtype, name)
     moments = moments_on(config.training.adam_moments, is_gpu=device.type == "cuda")
-    bytes_held = sum(each.bytes(dtype, moments) for each in held)
+    bytes_held = sum(model.bytes(dtype, moments) for model in held)
     activations = _activations(config, device, dtype, bytes_held)
     there = free_bytes(device) if device.type == "cuda" else machine_bytes()
-    parts = [f"{each.role} ({each.parameters / 1e6:.1f} M, {_standing(each, config)})" for each in held]
+    parts = [f"{model.role} ({model.parameters / 1e6:.1f} M, {_standing(model, config)})" for model in held]
     masters = ", float32 masters" if dtype in HALVES else ""
     lines = [
         f"models in memory: {len(held)}: {', '.join(parts)}",
@@ -180,7 +180,7 @@ def machine_bytes() -> int:
 
 
 def moments_on(moments: Moments, *, is_gpu: bool) -> Moments:
-    """As they count for a device: of a CPU the host's memory is its own."""
+    """Moments as they count for a device: a CPU's memory is the host's."""
     return "float32" if moments == "cpu" and not is_gpu else moments
 
 

@@ -24,7 +24,7 @@ from proximo.models.values import OwnModel, check_form
 from proximo.rewards.grading import grading
 from proximo.rewards.protocol import Checks
 from proximo.rl.config import EvaluationOptions, RunConfig
-from proximo.rl.mixed_reward import judged
+from proximo.rl.mixed_reward import with_reward_models
 from proximo.rl.preflight.calibration import calibrate
 from proximo.rl.preflight.prompts import check_prompts, shown_prompt
 from proximo.rl.reward_config import rewards_of
@@ -47,7 +47,7 @@ class Preflight:
     left_out: list[str]
     """Rows of the data that are skipped, with the reason."""
     remarks: list[str]
-    """What the run will wait for."""
+    """Remarks on what the run will wait for."""
 
 
 def preflight(config: RunConfig) -> Preflight:
@@ -85,14 +85,14 @@ def preflight(config: RunConfig) -> Preflight:
 def rehearse(config: RunConfig) -> list[str]:
     """Do everything a run does before it loads weights, including the grader's calibration. Returns the first
     prompt, the rows it would skip and remarks on the grader."""
-    found = preflight(config)
-    shown = shown_prompt(config, found.tokenizer)
-    rows = [shown, *data_remarks(config.task), *skipped_line(found.left_out), *found.remarks]
+    checked = preflight(config)
+    shown = shown_prompt(config, checked.tokenizer)
+    rows = [shown, *data_remarks(config.task), *skipped_line(checked.left_out), *checked.remarks]
     if config.rewards.models:
         return rows  # the models' weights would be loaded before the grader is calibrated
     with grading() as active:
-        task = played(config.task, config.environment, found.tokenizer)
-        remarks = calibrate(judged(task, config.rewards, found.tokenizer, config.dtype), config.seed)
+        task = played(config.task, config.environment, checked.tokenizer)
+        remarks = calibrate(with_reward_models(task, config.rewards, checked.tokenizer, config.dtype), config.seed)
         return [*rows, *active.called(), *remarks]
 
 
@@ -173,7 +173,7 @@ def _check_teacher(config: RunConfig, path: str, tokenizer: PreTrainedTokenizerB
             "out, or use the algorithm distill"
         )
     _check_reads_tokens("teacher", config.teacher, tokenizer)
-    known, sampled = (read_config(each).get_text_config().vocab_size for each in (resolve(config.teacher), path))
+    known, sampled = (read_config(model).get_text_config().vocab_size for model in (resolve(config.teacher), path))
     if known < sampled:
         raise ValueError(
             f"teacher is {config.teacher!r}: it has {known} embeddings, the model {sampled}; give a teacher with at "

@@ -39,10 +39,10 @@ def check_prompts(config: Asks, path: str, tokenizer: PreTrainedTokenizerBase) -
     """Check every prompt of a file: is it too long for the model at `path`, or refused by the chat template? All bad
     rows are refused in one error, or skipped and returned if the task allows that. For other tasks the first few
     prompts are checked; the sampler refuses later ones."""
-    reach, most = reach_of(read_config(path)), config.sampling.max_tokens
-    if reach is not None and most >= reach.tokens:
+    reach, max_tokens = reach_of(read_config(path)), config.sampling.max_tokens
+    if reach is not None and max_tokens >= reach.tokens:
         raise ValueError(
-            f"sampling.max_tokens is {most}, which leaves no room for a prompt: {reach.why}; give less than "
+            f"sampling.max_tokens is {max_tokens}, which leaves no room for a prompt: {reach.why}; give less than "
             f"{reach.tokens}, or use a model with a longer context"
         )
 
@@ -54,11 +54,11 @@ def check_prompts(config: Asks, path: str, tokenizer: PreTrainedTokenizerBase) -
             length = len(problem_tokens(tokenizer, acts.prepared(problem, tokenizer) if acts else problem))
         except ValueError as error:
             return str(error)
-        return _too_long(length, most, reach)
+        return _too_long(length, max_tokens, reach)
 
     if isinstance(config.task, Checked):
         return config.task.check(complaint)
-    _check_first(task, config.seed, tokenizer, most, reach)
+    _check_first(task, config.seed, tokenizer, max_tokens, reach)
     return []
 
 
@@ -72,7 +72,9 @@ def shown_prompt(config: Asks, tokenizer: PreTrainedTokenizerBase) -> str:
     return f"the first prompt as the model reads it, {len(tokens)} tokens:\n{visible(str(text), SHOWN)}"
 
 
-def _check_first(task: Task, seed: int, tokenizer: PreTrainedTokenizerBase, most: int, reach: Reach | None) -> None:
+def _check_first(
+    task: Task, seed: int, tokenizer: PreTrainedTokenizerBase, max_tokens: int, reach: Reach | None
+) -> None:
     size = task.size("train")
     for index in range(LOOKED_AT if size is None else min(LOOKED_AT, size)):
         problem = task.problem(index, "train", seed)
@@ -80,14 +82,14 @@ def _check_first(task: Task, seed: int, tokenizer: PreTrainedTokenizerBase, most
             length = len(problem_tokens(tokenizer, problem))
         except ValueError:
             continue  # reported when the prompt is used
-        if (what := _too_long(length, most, reach)) is not None:
+        if (what := _too_long(length, max_tokens, reach)) is not None:
             raise ValueError(f"{problem.id}: {what}")
 
 
-def _too_long(length: int, most: int, reach: Reach | None) -> str | None:
-    if reach is None or length + most <= reach.tokens:
+def _too_long(length: int, max_tokens: int, reach: Reach | None) -> str | None:
+    if reach is None or length + max_tokens <= reach.tokens:
         return None
     return (
-        f"the prompt has {length} tokens and sampling.max_tokens is {most}: {reach.why}, which leaves "
-        f"{reach.tokens - most} for a prompt"
+        f"the prompt has {length} tokens and sampling.max_tokens is {max_tokens}: {reach.why}, which leaves "
+        f"{reach.tokens - max_tokens} for a prompt"
     )

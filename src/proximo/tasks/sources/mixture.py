@@ -71,14 +71,14 @@ class Mixture:
         return ranges.pop() if len(ranges) == 1 else None
 
     def size(self, split: Split) -> int | None:
-        """Training is endless, as sources repeat at different times; held-out problems are those of all sources."""
+        """Number of problems: training is endless, as sources repeat at different times; held out are those of all."""
         return None if split == "train" else len(self._held_out)
 
     def problem(self, index: int, split: Split, seed: int) -> Problem:
-        number, own = self._schedule[index] if split == "train" else self._held_out[index % len(self._held_out)]
+        number, draw = self._order[index] if split == "train" else self._held_out[index % len(self._held_out)]
         source = self.sources[number]
-        found = source.task.problem(own, split, seed)
-        return replace(found, id=f"{source.name}/{found.id}", source=source.name)
+        problem = source.task.problem(draw, split, seed)
+        return replace(problem, id=f"{source.name}/{problem.id}", source=source.name)
 
     def grade(self, problems: Sequence[Problem], completions: Sequence[Completion]) -> list[Grade]:
         with grading():
@@ -89,11 +89,11 @@ class Mixture:
         for source in self.sources:
             rows = [row for row, problem in enumerate(problems) if problem.source == source.name]
             if rows:
-                asked, said = [problems[row] for row in rows], [completions[row] for row in rows]
-                begun.append((rows, begin_grading(source.task, asked, said)))
+                asked, answered = [problems[row] for row in rows], [completions[row] for row in rows]
+                begun.append((rows, begin_grading(source.task, asked, answered)))
 
         def finish() -> list[Grade]:
-            grades = {row: grade for rows, found in begun for row, grade in zip(rows, found(), strict=True)}
+            grades = {row: grade for rows, waiting in begun for row, grade in zip(rows, waiting(), strict=True)}
             return [grades[row] for row in range(len(problems))]
 
         return finish
@@ -124,11 +124,11 @@ class Mixture:
                 )
 
     @cached_property
-    def _schedule(self) -> "_Schedule":
+    def _order(self) -> "_SourceOrder":
         for source in self.sources:
             if source.weight and source.task.size("train") == 0:
                 raise ValueError(f"task.sources: {source.name} has no problem to train on: give it weight 0")
-        return _Schedule([source.weight for source in self.sources])
+        return _SourceOrder([source.weight for source in self.sources])
 
     @cached_property
     def _held_out(self) -> list[tuple[int, int]]:
@@ -147,7 +147,7 @@ class Checked(Protocol):
 def with_reward(task: Mixture | SourceTask, reward: Reward | None) -> Mixture | SourceTask:
     """A file, or all files of a mixture, with this reward; another task as it is."""
     if isinstance(task, Mixture):
-        sources = (replace(each, task=with_reward(each.task, reward)) for each in task.sources)
+        sources = (replace(source, task=with_reward(source.task, reward)) for source in task.sources)
         return replace(task, sources=tuple(sources))
     return replace(task, reward=reward) if isinstance(task, File) else task
 
@@ -155,12 +155,12 @@ def with_reward(task: Mixture | SourceTask, reward: Reward | None) -> Mixture | 
 def data_remarks(task: Mixture | SourceTask) -> list[str]:
     """Lines for a person about the rows of each file."""
     if isinstance(task, Mixture):
-        return [line for each in task.sources for line in data_remarks(each.task)]
+        return [line for source in task.sources for line in data_remarks(source.task)]
     return task.remarks if isinstance(task, File | Code) else []
 
 
-class _Schedule:
-    """Which source each draw comes from, and which of that source's own draws it is.
+class _SourceOrder:
+    """Order of the sources: which one each draw comes from, and which of that source's own draws it is.
 
     Each source gains its weight with every draw; the one with the most is drawn, and pays the sum of all.
     """
@@ -172,7 +172,7 @@ class _Schedule:
     def __getitem__(self, index: int) -> tuple[int, int]:
         while len(self._drawn) <= index:
             self._gained = [gained + weight for gained, weight in zip(self._gained, self._weights, strict=True)]
-            number = max(range(len(self._weights)), key=lambda each: (self._weights[each] > 0, self._gained[each]))
+            number = max(range(len(self._weights)), key=lambda at: (self._weights[at] > 0, self._gained[at]))
             self._gained[number] -= math.fsum(self._weights)
             self._drawn.append((number, self._counts[number]))
             self._counts[number] += 1

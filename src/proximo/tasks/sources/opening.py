@@ -1,4 +1,4 @@
-"""From data that a person has to a task: one source, several with weights, and data for evaluation."""
+"""Tasks from the data that a person has: one source, several with weights, and data for evaluation."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -15,7 +15,7 @@ class Opened:
 
     task: File | Mixture
     lines: tuple[str, ...]
-    """How each source was read, a line each."""
+    """Lines that say how each source was read."""
 
 
 def open_data(
@@ -31,9 +31,9 @@ def open_data(
     chosen = chosen or Chosen()
     if evaluation and chosen.held_out is None:
         chosen = replace(chosen, held_out=0.0)
-    weighted = [_weighted(each) for each in data]
+    weighted = [_weighted(source) for source in data]
     read = [recognise(path, chosen, chat=chat) for path, _ in weighted]
-    judged = [_named(each) for each in evaluation]
+    judged = [_named(source) for source in evaluation]
     whole = replace(chosen, prompt_column=None, answer_columns=None, held_out=1.0)
     tests = [recognise(path, whole, chat=chat) for _, path in judged]
     lines = (*(line for _, line in read), *(f"for evaluation: {line}" for _, line in tests))
@@ -49,7 +49,7 @@ def open_data(
 
 
 def _weighted(given: str) -> tuple[str, float]:
-    """PATH=WEIGHT; a path alone has weight 1."""
+    """Path and weight of PATH=WEIGHT; a path alone has weight 1."""
     path, equals, weight = given.rpartition("=")
     if not equals:
         return given, 1.0
@@ -60,13 +60,13 @@ def _weighted(given: str) -> tuple[str, float]:
 
 
 def _named(given: str) -> tuple[str, str]:
-    """NAME=PATH; a path alone has no name."""
+    """Name and path of NAME=PATH; a path alone has no name."""
     name, equals, path = given.partition("=")
     return (name, path) if equals else ("", given)
 
 
 def _alike(one: File, other: File) -> bool:
-    """Whether the same columns, reward and prompts serve both."""
+    """Tell whether the same columns, reward and prompts serve both."""
     return replace(one, path="", held_out=0.0) == replace(other, path="", held_out=0.0)
 
 
@@ -75,5 +75,5 @@ def _names(wanted: Sequence[str]) -> Iterator[str]:
     taken: list[str] = []
     for name in wanted:
         numbered = (f"{name}_{number}" for number in range(2, len(wanted) + 2))
-        taken.append(next(each for each in (name, *numbered) if each not in taken))
+        taken.append(next(free for free in (name, *numbered) if free not in taken))
     return iter(taken)

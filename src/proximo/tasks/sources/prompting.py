@@ -1,4 +1,4 @@
-"""From a row to what the model is asked: template, system prompt and chat."""
+"""Prompts made of rows: template, system prompt and chat."""
 
 import re
 from collections.abc import Collection, Mapping
@@ -6,7 +6,7 @@ from typing import Any
 
 from proximo.data import Prompt, Row, read_prompt
 
-_PLACES = re.compile(r"\{\{|\}\}|\{([A-Za-z_][\w.]*)\}")
+_PLACEHOLDERS = re.compile(r"\{\{|\}\}|\{([A-Za-z_][\w.]*)\}")
 """Braces around a name, and doubled ones. Others, as in \\boxed{}, are text."""
 
 
@@ -24,7 +24,7 @@ def check_template(template: str, hidden: Collection[str]) -> None:
 
 def template_columns(template: str) -> set[str]:
     """The columns that it names."""
-    return {name for name in _PLACES.findall(template) if name}
+    return {name for name in _PLACEHOLDERS.findall(template) if name}
 
 
 def row_prompt(
@@ -54,17 +54,17 @@ def row_prompt(
 def filled(template: str, row: Row) -> str:
     """The template with the row's values in the place of their names; doubled braces are single ones."""
 
-    def value(found: re.Match[str]) -> str:
-        name = found[1]
+    def value(match: re.Match[str]) -> str:
+        name = match[1]
         if not name:
-            return found[0][0]
+            return match[0][0]
         held = row.find(name)
         if held is None or isinstance(held, Mapping | list):
             known = ", ".join(row.values)
             raise ValueError(f"task.template has {{{name}}}, and the row has no such text: its columns are {known}")
         return str(held)
 
-    text = read_prompt(_PLACES.sub(value, template), "the template")
+    text = read_prompt(_PLACEHOLDERS.sub(value, template), "the template")
     assert isinstance(text, str)
     return text
 

@@ -34,7 +34,7 @@ _LATEX = re.compile(r"\\[A-Za-z]+|\$.+\$|\\[(\[]")
 
 @dataclass(frozen=True)
 class Chosen:
-    """What a person has decided, so that it need not be recognised. None: not decided."""
+    """Choices of a person, which need not be recognised. None: not decided."""
 
     prompt_column: str | None = None
     answer_columns: tuple[str, ...] | None = None
@@ -44,7 +44,7 @@ class Chosen:
     chat: bool | None = None
     chat_template_kwargs: Mapping[str, bool | int | float | str] = field(default_factory=dict)
     has_reward: bool = False
-    """Whether something else than the data's answers is rewarded, such as a function."""
+    """True if something else than the data's answers is rewarded, such as a function."""
 
 
 def recognise(data: str, chosen: Chosen | None = None, *, chat: bool = False) -> tuple[File, str]:
@@ -110,18 +110,18 @@ def _prompt_column(data: str, rows: Sequence[Row], chosen: Chosen) -> str:
         if not chosen.template:
             refuse_absent(rows, [chosen.prompt_column], f"data is {data!r}", "task.prompt_column")
         return chosen.prompt_column
-    found = [column for column in PROMPTS if rows[0].find(column) is not None]
-    if len(found) > 1 and not chosen.template:
+    columns = [column for column in PROMPTS if rows[0].find(column) is not None]
+    if len(columns) > 1 and not chosen.template:
         raise ValueError(
-            f"data is {data!r}, whose prompt may be in {' or '.join(found)}: choose with "
-            + " or ".join(f"`task.prompt_column={column}`" for column in found)
+            f"data is {data!r}, whose prompt may be in {' or '.join(columns)}: choose with "
+            + " or ".join(f"`task.prompt_column={column}`" for column in columns)
         )
-    if not found and not chosen.template:
+    if not columns and not chosen.template:
         raise ValueError(
             f"data is {data!r}, whose columns are {', '.join(rows[0].values)}: choose the one with the prompt, "
             "`task.prompt_column=NAME`"
         )
-    return found[0] if found else "prompt"
+    return columns[0] if columns else "prompt"
 
 
 def _answer_columns(data: str, rows: Sequence[Row], chosen: Chosen) -> tuple[str, ...]:
@@ -129,15 +129,15 @@ def _answer_columns(data: str, rows: Sequence[Row], chosen: Chosen) -> tuple[str
     if chosen.answer_columns is not None:
         refuse_absent(rows, chosen.answer_columns, f"data is {data!r}", "task.answer_columns")
         return chosen.answer_columns
-    found = [column for column in ANSWERS if all(_is_answer(row.find(column)) for row in rows)]
-    if not found and not chosen.has_reward:  # rows without an answer are bad rows, which the task names one by one
-        found = [column for column in ANSWERS if any(row.find(column) is not None for row in rows)]
-    if len(found) > 1 and not chosen.has_reward:
+    columns = [column for column in ANSWERS if all(_is_answer(row.find(column)) for row in rows)]
+    if not columns and not chosen.has_reward:  # rows without an answer are bad rows, which the task names one by one
+        columns = [column for column in ANSWERS if any(row.find(column) is not None for row in rows)]
+    if len(columns) > 1 and not chosen.has_reward:
         raise ValueError(
-            f"data is {data!r}, whose answer may be in {' or '.join(found)}: choose with "
-            + " or ".join(f"`task.answer_columns={column}`" for column in found)
+            f"data is {data!r}, whose answer may be in {' or '.join(columns)}: choose with "
+            + " or ".join(f"`task.answer_columns={column}`" for column in columns)
         )
-    return tuple(found)
+    return tuple(columns)
 
 
 def _is_answer(value: Any) -> bool:
@@ -145,7 +145,7 @@ def _is_answer(value: Any) -> bool:
 
 
 def _reward(data: str, rows: Sequence[Row], columns: Sequence[str], chosen: Chosen) -> tuple[Reward | None, str]:
-    """How completions are graded, and that in words."""
+    """Find how completions are graded, and say it in words."""
     if chosen.has_reward:
         return None, ""
     if not columns:
@@ -154,7 +154,7 @@ def _reward(data: str, rows: Sequence[Row], columns: Sequence[str], chosen: Chos
             "`task.answer_columns=NAME`, or give a reward: `task.reward.type=PythonFunction` "
             "`task.reward.path=FILE.py:FUNCTION`"
         )
-    values = [next((row.find(each) for each in columns if row.find(each) is not None), None) for row in rows]
+    values = [next((row.find(column) for column in columns if row.find(column) is not None), None) for row in rows]
     texts = [str(value).strip() for value in values if _is_answer(value)]
     if not texts:  # the task says what is wrong with each row
         return ExactMatch(), ""
@@ -179,7 +179,7 @@ def _reward(data: str, rows: Sequence[Row], columns: Sequence[str], chosen: Chos
 
 
 def _shape(rows: Sequence[Row], prompt: str, answers: Sequence[str]) -> str:
-    """Whose shape the rows have, by their columns."""
+    """Name whose shape the rows have, by their columns."""
     first, answer = rows[0], answers[0] if answers else ""
     if first.find("reward_model.ground_truth") is not None:
         return "verl's shape"
