@@ -36,7 +36,7 @@ OBJECTS = {
     "rewards/worker.py:calling": "a module of this package, in a reward function's own process",
     "processes/sandbox/kernel.py:_libc": "the C library",
     "config/trust/permission.py:ANYTHING": "has no fields",
-    "config/trust/permission.py:_said": "what this process's command line permits",
+    "config/trust/permission.py:_command_line": "what this process's command line permits",
 }
 CALLS = {
     "planning/published_shapes.py:manual_seed": "inside `guarded`",

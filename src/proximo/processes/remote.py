@@ -19,14 +19,11 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[2]))  # a script that is started in isolation finds no package
 from proximo.processes import channel
-
-if TYPE_CHECKING:
-    from proximo.processes.child import Program
+from proximo.processes.program import Program, local_command
 
 NODE_PLACE = "PROXIMO_PLACE"
 """Environment variable of a relay: the listener's address, its token, and which worker is wanted."""
@@ -102,14 +99,12 @@ def listen(host: str, port: int) -> None:
 
 
 def _serve(connection: socket.socket, token: str) -> None:
-    from proximo.processes.child import Program, command_of
-
     with contextlib.closing(connection), contextlib.suppress(OSError):
         name = _wanted(connection, token)
         if name is None:
             return
         channel.watch(connection)
-        worker = Program(*command_of(Path(__file__).parents[1] / name / "worker.py", None))
+        worker = Program(local_command(Path(__file__).parents[1] / name / "worker.py"), os.environ)
         asking = threading.Thread(target=_ask, args=(connection, worker), daemon=True)
         try:
             _drop_hello(worker.answers)
