@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from proximo.algorithms import Algorithm
-from proximo.insight.lens.layout import Layout
+from proximo.insight.lens.layout import TokenLayout
 from proximo.insight.lens.lens import look
-from proximo.insight.lens.steps import Step, read_step
+from proximo.insight.lens.steps import StoredStep, read_step
 from proximo.learner.guard import Skipped, Update
 from proximo.losses.pieces.ratios import CurrentPolicy
 from proximo.models import tiny_tokenizer
@@ -104,7 +104,7 @@ def stored(
     trained: Sequence[int] | None = None,
     kept_groups: int | None = None,
     value_only: bool = False,
-) -> Step:
+) -> StoredStep:
     """Written and read."""
     table = rollout_table(
         batch,
@@ -119,7 +119,7 @@ def stored(
     return read_step(path, 0)
 
 
-def padded(layout: Layout, tokens: Tensor, filler: int = 0) -> Tensor:
+def padded(layout: TokenLayout, tokens: Tensor, filler: int = 0) -> Tensor:
     """[B, T], as the tests have their numbers."""
     return layout.padded(tokens, torch.arange(len(layout.lengths)), filler)
 
@@ -143,7 +143,7 @@ class RowsSeen:
     losses: dict[int, float]
 
 
-def rows_seen(step: Step, algorithm: Algorithm, settings: RunConfig, **more: Any) -> RowsSeen:
+def rows_seen(step: StoredStep, algorithm: Algorithm, settings: RunConfig, **more: Any) -> RowsSeen:
     seen = look(step, algorithm, settings, **more)
     ones = {"token_ratio", "ratio", "through", "correction"}
 
@@ -165,7 +165,7 @@ def fixture_batch(**changes: Any) -> Batch:
     return batch_of(fixture.MASK, fixture.GROUP, fixture.REWARDS, **(given | changes))
 
 
-def fixture_step(folder: Path, log_ratio: Tensor = fixture.LOG_RATIO, **changes: Any) -> Step:
+def fixture_step(folder: Path, log_ratio: Tensor = fixture.LOG_RATIO, **changes: Any) -> StoredStep:
     """In one update that sees `log_ratio`."""
     batch = fixture_batch(**changes)
     return stored(folder, batch, [update(range(4), batch.old_logprobs + log_ratio)])

@@ -49,5 +49,5 @@ def test_the_first_lines_say_how_to_ask(token, has_template):
     assert ("Authorization: Bearer secret" in command) == (token is not None)
     body = json.loads(command[-1])
     assert body["model"] == "it's"
-    question = (asking.chat if has_template else asking.text)(command[-1].encode())
-    assert question.asked[0].max_tokens == 6
+    query = (asking.chat if has_template else asking.text)(command[-1].encode())
+    assert query.requests[0].max_tokens == 6

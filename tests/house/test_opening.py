@@ -63,7 +63,7 @@ LINES = {
     "insight/charts/pages.py": ("(folder / name)",),  # our own styles
     "processes/forkserver.py": ("open(os.devnull",),
     "insight/doctor/damage.py": ("folder.rglob(",),  # stamps alone
-    "insight/report/settings.py": ("facts.run.path.iterdir()",),  # names and sizes alone
+    "insight/report/settings.py": ("details.run.path.iterdir()",),  # names and sizes alone
     "insight/page/bundle/writing.py": ("STATIC",),
     "system/locks.py": ("os.open(path.parent", "self.path.parent.rmdir()", "/proc/"),
     "system/scratch.py": ("tempfile.gettempdir()", "shutil.rmtree("),

@@ -17,8 +17,8 @@ from proximo.insight.folder import RunFolder
 from proximo.insight.page import overview, reader, timeline
 from proximo.insight.report import gather, render
 from proximo.insight.terminal import look
-from proximo.runs.session import begin
-from proximo.runs.tracking.source import Position, Source
+from proximo.runs.session import open_session
+from proximo.runs.tracking.source import Position, RunSource
 
 HUGE = 10**400
 SCALARS = st.one_of(
@@ -66,7 +66,7 @@ def page(run: RunFolder) -> None:
 
 
 def track(run: RunFolder) -> None:
-    source = Source(run.path)
+    source = RunSource(run.path)
     for is_over in (False, True):
         list(source.items(Position(), is_over=is_over))
     source.summary()
@@ -80,7 +80,7 @@ def opened(run: RunFolder) -> None:
 
 
 def resume(run: RunFolder) -> None:
-    with begin(run.path, "steps = 3\n"):
+    with open_session(run.path, "steps = 3\n"):
         pass
 
 

@@ -15,10 +15,10 @@ from proximo.config import toml
 from proximo.insight.doctor.checkup import check_up
 from proximo.insight.folder import RunFolder
 from proximo.insight.page.overview import about, summary
-from proximo.insight.report.facts import gather
+from proximo.insight.report.run_details import gather
 from proximo.insight.report.settings import configuration
 from proximo.rl.config import RunConfig
-from proximo.runs.session import begin
+from proximo.runs.session import open_session
 from proximo.system.sealing import sealed
 from tests.outside_files import TASK
 
@@ -39,7 +39,7 @@ def written(folder: Path, name: str, source: str = LOUD) -> RunFolder:
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_text(source)
     text = toml.dumps(toml.loads(f'[task]\ntype = "{name}"', RunConfig))
-    with begin(folder, text) as attempt:
+    with open_session(folder, text) as attempt:
         attempt.start()
     for module in [each for each in sys.modules if each.startswith("proximo_outside_")]:
         del sys.modules[module]

@@ -15,7 +15,7 @@ from torch import Tensor
 
 import proximo
 from proximo.algorithms import DAPO, GRPO, GSPO, PPO, SAPO, Algorithm
-from proximo.learner.guard import LEAST, Update, UpdateGuard
+from proximo.learner.guard import MIN_NORMS, Update, UpdateGuard
 from proximo.learner.learner import Learner
 from proximo.learner.memory import explaining_memory, is_out_of_memory, smaller_passes
 from proximo.learner.options import LearnerOptions
@@ -303,7 +303,7 @@ def guard(**options) -> tuple[UpdateGuard, Batch]:
 
 def test_a_spike_is_skipped_and_does_not_move_the_median():
     watch, batch = guard(skip_spikes=10.0)
-    assert not any(norms_seen(watch, batch, *[2.0] * LEAST))
+    assert not any(norms_seen(watch, batch, *[2.0] * MIN_NORMS))
     assert norms_seen(watch, batch, 20.0, 20.1, 1e6, 1e6, 20.1) == [False, True, True, True, True]
     assert watch.in_a_row == 4
     assert norms_seen(watch, batch, 2.0) == [False]
@@ -312,14 +312,14 @@ def test_a_spike_is_skipped_and_does_not_move_the_median():
 
 def test_the_first_updates_and_gradients_of_zero_say_nothing():
     watch, batch = guard(skip_spikes=10.0)
-    assert not any(norms_seen(watch, batch, *[0.0] * 50, *[1.0] * (LEAST - 1), 1e6))
-    # The 1e6 is the last of LEAST: from now on there is a median, and it is 1.
+    assert not any(norms_seen(watch, batch, *[0.0] * 50, *[1.0] * (MIN_NORMS - 1), 1e6))
+    # The 1e6 is the last of MIN_NORMS: from now on there is a median, and it is 1.
     assert norms_seen(watch, batch, 0.0, 11.0) == [False, True]
 
 
 def test_by_default_a_spike_is_applied_and_reported_once():
     watch, batch = guard()
-    assert not any(norms_seen(watch, batch, *[1.0] * LEAST, 101.0, 500.0, 1.0, 99.0, 101.0))
+    assert not any(norms_seen(watch, batch, *[1.0] * MIN_NORMS, 101.0, 500.0, 1.0, 99.0, 101.0))
     first, second = watch.take_notices()
     assert first.kind == "spike"
     assert "101 times the median" in first.message
@@ -331,7 +331,7 @@ def test_by_default_a_spike_is_applied_and_reported_once():
 def test_a_skipped_spike_leaves_weights_and_optimizer_alone():
     trainer = learner(GRPO, skip_spikes=20.0)
     batch = assemble(groups(), [], trainer, 8).batch
-    for _ in range(LEAST):
+    for _ in range(MIN_NORMS):
         assert trainer.update(batch, fresh=False).skipped is None
     before = state_of(trainer)
     handles = [each.register_hook(lambda gradient: 1e6 * gradient) for each in trainer.model.parameters()]
@@ -346,7 +346,7 @@ def test_a_skipped_spike_leaves_weights_and_optimizer_alone():
 
 def test_the_guards_state_goes_through_json():
     watch, batch = guard(skip_spikes=10.0)
-    norms_seen(watch, batch, *[2.0] * LEAST, 1e9)
+    norms_seen(watch, batch, *[2.0] * MIN_NORMS, 1e9)
     watch.max_tokens = 77
     other, _ = guard(skip_spikes=10.0)
     other.load(json.loads(json.dumps(watch.state())))
@@ -357,7 +357,7 @@ def test_the_guards_state_goes_through_json():
 
 def test_too_many_in_a_row_end_the_run():
     watch, batch = guard(skip_spikes=10.0, max_skipped=2)
-    norms_seen(watch, batch, *[1.0] * LEAST, 1e9)
+    norms_seen(watch, batch, *[1.0] * MIN_NORMS, 1e9)
     watch.check()
     norms_seen(watch, batch, 1e9)
     with pytest.raises(ValueError, match=r"2 updates in a row were skipped .*evidence.*learning_rate"):

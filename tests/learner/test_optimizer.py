@@ -158,7 +158,7 @@ def test_clipping_sees_the_float32_gradient():
 def test_a_gradient_of_zero_is_not_no_gradient():
     halves = weights(torch.bfloat16)
     optimizer = Optimizer([halves], learning_rate=0.1, weight_decay=0.5)
-    optimizer.fill_zeros(0)
+    optimizer.zero_missing_gradients(0)
     optimizer.step()
     assert_close(halves[1].detach(), torch.full((3, 2), 0.95).bfloat16())
 

@@ -371,7 +371,7 @@ FAULTS = (
     Fault("pairwise.py", "triu(diagonal=1)", "triu(diagonal=0)", "ranking: a row against itself"),
     Fault(
         "pairwise.py",
-        "1 / found[index[chosen]].double()",
+        "1 / counts[index[chosen]].double()",
         "torch.ones_like(chosen).double()",
         "ranking: long ones count for more",
     ),
@@ -634,7 +634,7 @@ FAULTS = (
     ),
     Fault(
         "distributed/shares.py",
-        "max(counts) - own",
+        "max(counts) - count",
         "0",
         "ranks: fewer passes on one rank than on others",
     ),
@@ -652,8 +652,8 @@ FAULTS = (
     ),
     Fault(
         "models/compiling.py",
-        "place < number",
-        "place <= number",
+        "index < number",
+        "index <= number",
         "one layer more checkpointed than planned",
     ),
     Fault(

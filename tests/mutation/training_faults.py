@@ -118,7 +118,7 @@ TRAINING_FAULTS = (
     ),
     Fault(
         "rl/monitor.py",
-        "for check in (self.watch.look, self.clip_range.update, self.staleness.update):",
+        "for check in (self.health.update, self.clip_range.update, self.staleness.update):",
         "for check in (self.clip_range.update, self.staleness.update):",
         "findings reported again after a resume",
     ),

@@ -16,12 +16,21 @@ from proximo.models import tiny_model, tiny_tokenizer
 from proximo.models.adapters.lora import Lora
 from proximo.models.loading import is_new
 from proximo.models.values import OwnModel, TrunkHead
-from proximo.recipes.defaults import START, Default, Facts, defaults_for, facts_of, kept, learning_rate, with_defaults
+from proximo.recipes.defaults import (
+    START,
+    Default,
+    RunTraits,
+    defaults_for,
+    kept,
+    learning_rate,
+    traits_of,
+    with_defaults,
+)
 from proximo.rewards import ExactMatch
 from proximo.rl.config import EvaluationOptions, RunConfig, TrainingOptions, ValueOptions
 from proximo.tasks import Arithmetic, File
 
-GSM8K = Facts(
+GSM8K = RunTraits(
     parameters=1_500_000_000,
     positions=32768,
     thinks=False,
@@ -34,7 +43,7 @@ GSM8K = Facts(
 )
 
 
-def chosen(facts: Facts, config: RunConfig = START) -> dict[str, Default]:
+def chosen(facts: RunTraits, config: RunConfig = START) -> dict[str, Default]:
     return {each.field: each for each in defaults_for(config, facts)}
 
 
@@ -206,18 +215,18 @@ def sums(tmp_path) -> str:
 def test_facts_are_read_without_weights(folder: str, sums: str, tmp_path):
     (tmp_path / "held.jsonl").write_text('{"prompt": "5+5=", "answer": "10"}\n')
     task = File(sums, held_out=str(tmp_path / "held.jsonl"))
-    found = facts_of(RunConfig(model=folder, task=task))
+    found = traits_of(RunConfig(model=folder, task=task))
     assert found.parameters == tiny_model(hidden=32, layers=2, heads=2, kv_heads=1, intermediate=64).num_parameters()
     assert (found.prompt_tokens, found.answer_tokens, found.problems, found.held_out) == (14, 2, 40, 1)
     assert (found.is_literal, found.thinks, found.has_adapter) == (True, False, False)
     reasons = replace(task, reward=ExactMatch(last_number=True))
-    assert not facts_of(RunConfig(model=folder, task=reasons, adapter=Lora())).is_literal
-    assert facts_of(RunConfig(model=folder, task=Arithmetic())).problems is None
+    assert not traits_of(RunConfig(model=folder, task=reasons, adapter=Lora())).is_literal
+    assert traits_of(RunConfig(model=folder, task=Arithmetic())).problems is None
 
 
 def test_weights_are_new_until_something_trains_them(folder: str, tmp_path):
-    assert facts_of(RunConfig(model=folder, task=Arithmetic())).is_new
-    assert not facts_of(RunConfig(model="tiny-arithmetic", task=Arithmetic())).is_new
+    assert traits_of(RunConfig(model=folder, task=Arithmetic())).is_new
+    assert not traits_of(RunConfig(model="tiny-arithmetic", task=Arithmetic())).is_new
     model = tiny_model(hidden=32, layers=2, heads=2, kv_heads=1, intermediate=64)
     with torch.no_grad():
         model.model.norm.weight[3] += 0.01
@@ -233,7 +242,7 @@ def test_a_tokenizer_without_a_template_is_named_and_not_the_room_for_a_prompt(f
     (tmp_path / "chat.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     config = replace(START, model=bare(folder, tmp_path), task=File(str(tmp_path / "chat.jsonl"), reward=ExactMatch()))
     with pytest.raises(ValueError, match="the tokenizer has no chat template"):
-        facts_of(config)
+        traits_of(config)
 
 
 def bare(folder: str, tmp_path) -> str:
@@ -248,20 +257,20 @@ def bare(folder: str, tmp_path) -> str:
 
 def test_prompts_are_measured_with_their_tools_and_an_episode_is_no_literal_answer(folder: str):
     task = Arithmetic(chat=True)
-    alone = facts_of(RunConfig(model=folder, task=task))
-    played = facts_of(
+    alone = traits_of(RunConfig(model=folder, task=task))
+    played = traits_of(
         RunConfig(model=folder, task=task, environment=MultiTurn(tools=("proximo.environments.examples:calculate",)))
     )
     assert played.prompt_tokens > alone.prompt_tokens + 100  # characters of the tool's description
-    assert facts_of(RunConfig(model=folder, task=Arithmetic())).is_literal
+    assert traits_of(RunConfig(model=folder, task=Arithmetic())).is_literal
     game = MultiTurn("proximo.environments.examples:NumberGuessing")
-    assert not facts_of(RunConfig(model=folder, task=Arithmetic(), environment=game)).is_literal
+    assert not traits_of(RunConfig(model=folder, task=Arithmetic(), environment=game)).is_literal
 
 
 def test_data_that_are_all_held_out_cannot_be_trained_on(folder: str, sums: str):
     config = replace(START, model=folder, task=File(sums, held_out=1.0))
     with pytest.raises(ValueError, match="task.held_out leaves no problem to train on: hold out less"):
-        facts_of(config)
+        traits_of(config)
 
 
 @pytest.mark.slow("trains a run")

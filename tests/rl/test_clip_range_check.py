@@ -10,7 +10,7 @@ from proximo.rewards.grading import Grading
 from proximo.rl.config import RunConfig
 from proximo.rl.monitor import BAND_STEPS, ClipRangeCheck, Monitor
 from proximo.rl.progress import ProgressLines
-from proximo.runs.health.watch import Watch
+from proximo.runs.health.watch import HealthMonitor
 from proximo.runs.log import RunLog
 
 SHORT = {"blocked": 0.69, "length": 3.01, "ratio_spread": 0.007}
@@ -59,7 +59,7 @@ def test_a_run_that_blocks_later_was_not_too_narrow_from_the_start():
 
 def test_a_run_prints_the_remark_and_stores_it(tmp_path, capsys):
     monitor = Monitor(RunConfig(algorithm=GSPO), RunLog(tmp_path), ProgressLines(), Grading())
-    monitor.watch = Watch([])
+    monitor.health = HealthMonitor([])
     for step in range(1, 9):
         monitor.metrics(step, SHORT)
     [event] = map(json.loads, (tmp_path / "events.jsonl").read_text().splitlines())

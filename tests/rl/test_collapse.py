@@ -22,7 +22,7 @@ from proximo.rl.result import RunResult
 from proximo.rl.run import Run
 from proximo.rl.train import train
 from proximo.runs.checkpoints import CHECKPOINTS, saved, step_of
-from proximo.runs.health import Watch
+from proximo.runs.health import HealthMonitor
 from proximo.runs.health.drift import EntropyCollapse
 from proximo.samplers.sampler import SamplingOptions
 from proximo.tasks.arithmetic import Arithmetic
@@ -47,10 +47,10 @@ def config(**changes) -> RunConfig:
     return replace(small, **changes)
 
 
-def trained(settings: RunConfig, folder: Path, held_out=PEAK, watch: Watch | None = None) -> RunResult:
+def trained(settings: RunConfig, folder: Path, held_out=PEAK, watch: HealthMonitor | None = None) -> RunResult:
     """A run whose held-out problems go as they are told."""
     run = Run(settings, folder, ProgressLines())
-    run.monitor.watch = watch or run.monitor.watch
+    run.monitor.health = watch or run.monitor.health
     evaluate = run.evaluate
 
     def told():
@@ -164,12 +164,12 @@ class CollapsesAtThree(EntropyCollapse):
 @pytest.mark.slow("trains a run")
 def test_a_collapse_between_evaluations_ends_the_run_at_that_step(tmp_path: Path):
     settings = config(evaluation=EvaluationOptions(problems=40, every=2), stop_on="collapse")
-    result = trained(settings, tmp_path / "run", watch=Watch([CollapsesAtThree()]))
+    result = trained(settings, tmp_path / "run", watch=HealthMonitor([CollapsesAtThree()]))
     assert (result.checkpoint.name, result.last and result.last.name) == ("step-000002", "step-000003")
     assert result.ended.endswith("entropy-collapse, entropy is gone")
     assert [row["step"] for row in rows(tmp_path / "run") if "held_out/outcome" in row] == [0, 2, 3]
     soon = config(evaluation=EvaluationOptions(problems=40, every=4), stop_on="collapse")
-    result = trained(soon, tmp_path / "soon", watch=Watch([CollapsesAtThree()]))
+    result = trained(soon, tmp_path / "soon", watch=HealthMonitor([CollapsesAtThree()]))
     assert (result.checkpoint.name, result.last) == ("step-000003", None)  # nothing was evaluated before
 
 

@@ -11,12 +11,12 @@ import torch
 from proximo.algorithms import GRPO
 from proximo.cli import main
 from proximo.insight.compare.fairness import first_difference
-from proximo.insight.compare.measured import Run as Compared
-from proximo.insight.compare.plan import Job
+from proximo.insight.compare.measured import MeasuredRun as Compared
+from proximo.insight.compare.plan import RunJob
 from proximo.insight.doctor.checkup import check_up
 from proximo.insight.folder import RunFolder
 from proximo.insight.page.overview import summary
-from proximo.insight.report.facts import gather
+from proximo.insight.report.run_details import gather
 from proximo.insight.report.summary import first_and_last
 from proximo.rl.config import EvaluationOptions, RunConfig, TrainingOptions
 from proximo.rl.progress import ProgressLines
@@ -110,14 +110,14 @@ def test_everything_that_reads_a_run_has_the_same_numbers(trained, capsys):
     assert before["step"] == 0
     assert after is not None
     assert after["step"] == STEPS
-    compared = Compared(Job("grpo", run.config), facts)
+    compared = Compared(RunJob("grpo", run.config), facts)
     assert [point.steps for point in compared.held_out()] == [0, 2, 4, 6]
     outcome = next(row for row in facts.training if row["step"] == 3)["sampled_tokens"]
     assert compared.held_out()[0].tokens == 0
     assert compared.held_out()[-1].tokens == compared.tokens > outcome
     assert first_difference(compared, compared) is None
     shorter = Compared(
-        Job("grpo", run.config), replace(facts, metrics=[row for row in facts.metrics if row["step"] < 4])
+        RunJob("grpo", run.config), replace(facts, metrics=[row for row in facts.metrics if row["step"] < 4])
     )
     assert first_difference(compared, shorter) == 4
     assert main(["replay", str(folder), "--step", "1", "--as", "sapo"]) == 0

@@ -29,7 +29,7 @@ from proximo.rl.progress import ProgressLines
 from proximo.rl.reward_config import RewardMix, RewardModel
 from proximo.rl.run import Run
 from proximo.rl.train import train
-from proximo.runs.health import Watch
+from proximo.runs.health import HealthMonitor
 from proximo.runs.health.updates import WeakValueModel
 from proximo.samplers.sampler import SamplingOptions
 from proximo.tasks.arithmetic import Arithmetic
@@ -399,7 +399,7 @@ def test_values_are_pretrained_on_what_was_earned_and_a_weak_one_is_reported(pol
     mix = RewardMix(task=0.0, models=(RewardModel(judge, device="cpu"),))
     settings = config(policy, value=ValueOptions(TrunkHead(), pretrain_steps=1), rewards=mix, steps=3)
     run = Run(settings, tmp_path, ProgressLines())
-    run.monitor.watch = Watch([WeakValueModel(window=1)])
+    run.monitor.health = HealthMonitor([WeakValueModel(window=1)])
     seen = []
     updates = run.learner.value_updates
     run.learner.value_updates = lambda batch: seen.append(batch) or updates(batch)

@@ -19,7 +19,7 @@ from proximo.learner.options import LearnerOptions
 from proximo.learner.passes import minibatches
 from proximo.learner.policy import PlainPolicy
 from proximo.losses import ConstantLength, IcePop, KeepAll, KeepMixed, SoftOverlong
-from proximo.losses.intervals import half_width, t95
+from proximo.losses.intervals import half_width, t_quantile_95
 from proximo.losses.pieces.credit import ProcessNormalized
 from proximo.losses.pieces.ratios import CurrentPolicy
 from proximo.models import tiny_model, tiny_tokenizer
@@ -533,7 +533,7 @@ def test_the_interval_of_few_problems_is_students():
     assert result.mean_half_width == pytest.approx(12.706 / 2)
     assert math.isnan(half_width([0.5]))
     # Solved from the incomplete beta function, to 30 digits: 97.5 % of the distribution lies below.
-    assert [round(t95(freedom), 3) for freedom in (1, 9, 30, 31, 60, 1000)] == [
+    assert [round(t_quantile_95(freedom), 3) for freedom in (1, 9, 30, 31, 60, 1000)] == [
         12.706, 2.262, 2.042, 2.040, 2.000, 1.962,
     ]  # fmt: skip
 

@@ -14,7 +14,7 @@ from proximo.algorithms import GSPO, PPO, Algorithm
 from proximo.cli import main
 from proximo.config import toml
 from proximo.insight.folder import RunFolder
-from proximo.insight.lens.fork_divergence import parting, told
+from proximo.insight.lens.fork_divergence import parting, parting_in_words
 from proximo.insight.page.overview import Runs
 from proximo.learner.named_tensors import read_tensors
 from proximo.rl.config import RunConfig
@@ -23,7 +23,7 @@ from proximo.rl.train import train
 from proximo.runs.checkpoints import CHECKPOINTS
 from proximo.runs.forking import changes, checkpoint_at, fork, parent_of
 from proximo.runs.ledger import check_ledger
-from proximo.runs.session import begin
+from proximo.runs.session import open_session
 from tests.runs.test_resume import Quiet, assert_same, config, numbers, trained
 
 pytestmark = pytest.mark.usefixtures("small_shipped_model", "ordinary_precision")
@@ -39,7 +39,7 @@ def parent(tmp_path_factory) -> Path:
 def continued(parent: Path, folder: Path, step: int, settings: RunConfig, **options) -> Path:
     fork(parent, folder, checkpoint_at(parent, step), **options)
     text = toml.dumps(settings)
-    with begin(folder, text, allowed=changes(folder, text)) as attempt:
+    with open_session(folder, text, allowed=changes(folder, text)) as attempt:
         train(Run(settings, folder, Quiet()), attempt)
     return folder
 
@@ -83,7 +83,7 @@ def test_without_the_moments_the_optimizer_begins_anew(parent, tmp_path):
     assert not moments[0]
     assert moments[1]
     settings = config()
-    with begin(folder, toml.dumps(settings)) as attempt:
+    with open_session(folder, toml.dumps(settings)) as attempt:
         train(Run(settings, folder, Quiet()), attempt)
     rows = [each.joinpath("metrics.jsonl").read_text().splitlines() for each in (folder, parent)]
     assert rows[0][:3] == rows[1][:3]
@@ -209,7 +209,7 @@ def test_the_first_other_draw_is_found(parent, tmp_path):
     folder = continued(parent, tmp_path / "fork", 2, config())
     same = parting(RunFolder(folder), RunFolder(parent))
     assert (same.update, same.draws) == (None, None)
-    assert "are equal from step 3 to 4" in told(same, "fork", "parent")[0]
+    assert "are equal from step 3 to 4" in parting_in_words(same, "fork", "parent")[0]
     file = folder / "rollouts" / "step-000004.parquet"
     table = pq.read_table(file)
     tokens, pieces = table["tokens"].to_pylist(), table["pieces"].to_pylist()
@@ -226,5 +226,6 @@ def test_the_first_other_draw_is_found(parent, tmp_path):
     assert draws.ours is not None
     assert draws.theirs is not None
     assert (draws.ours.text, draws.ours.row, draws.theirs.row) == ("<other>", 5, 5)
-    assert "drew '<other>'" not in " ".join(told(same, "fork", "parent"))
-    assert "fork '<other>'" in " ".join(told(parting(RunFolder(folder), RunFolder(parent)), "fork", "parent"))
+    assert "drew '<other>'" not in " ".join(parting_in_words(same, "fork", "parent"))
+    other = parting(RunFolder(folder), RunFolder(parent))
+    assert "fork '<other>'" in " ".join(parting_in_words(other, "fork", "parent"))

@@ -9,7 +9,7 @@ from proximo.config import toml
 from proximo.environments.kinds import MultiTurn
 from proximo.rl.config import RunConfig
 from proximo.runs.config_changes import changed_files, fingerprints, function_fingerprints
-from proximo.runs.session import begin
+from proximo.runs.session import open_session
 from proximo.system.folders import file_hash
 from proximo.tasks.arithmetic import Arithmetic
 from tests.outside_files import REWARD, TASK, forget_package
@@ -31,7 +31,7 @@ def here(tmp_path, monkeypatch) -> Path:
 
 def started(text: str, folder: Path) -> str:
     """The identity of a run that has begun."""
-    with begin(folder, text) as attempt:
+    with open_session(folder, text) as attempt:
         attempt.start()
         (folder / "metrics.jsonl").write_text("{}\n")
     return json.loads((folder / "run.json").read_text())["identity"]
@@ -66,25 +66,25 @@ def test_code_is_known_by_its_form_in_any_field(here, monkeypatch):
 def test_a_changed_file_is_named_and_refused_unless_it_is_allowed(here):
     text, folder = toml.dumps(toml.loads(TEXT.format("package.short"), RunConfig)), here / "run"
     started(text, folder)
-    with begin(folder, text):
+    with open_session(folder, text):
         pass
     (here / "mine.py").write_text(TASK + "# another\n")
     (here / "package" / "short.py").write_text(REWARD + "# another\n")
-    with pytest.raises(ValueError, match="holds a run with another config") as refused, begin(folder, text):
+    with pytest.raises(ValueError, match="holds a run with another config") as refused, open_session(folder, text):
         pass
     assert str(refused.value).splitlines()[1:] == [
         "  task.type (mine.py) has changed since the run began  (`allow_change=['task.type']`)",
         "  rewards.rules[0].reward.type (package.short) has changed since the run began  "
         "(`allow_change=['rewards.rules[0].reward.type']`)",
     ]
-    with begin(folder, text, allowed=["task", "rewards"]) as attempt:
+    with open_session(folder, text, allowed=["task", "rewards"]) as attempt:
         attempt.start()
     changes = json.loads((folder / "run.json").read_text())["attempts"][-1]["changes"]
     assert changes.keys() == {"task.type", "rewards.rules[0].reward.type"}
-    with begin(folder, text):  # what was allowed is the run's own from now on
+    with open_session(folder, text):  # what was allowed is the run's own from now on
         pass
     (here / "mine.py").unlink()
-    with pytest.raises(ValueError, match="task.type its files are missing"), begin(folder, text):
+    with pytest.raises(ValueError, match="task.type its files are missing"), open_session(folder, text):
         pass
 
 
@@ -96,14 +96,14 @@ def test_data_that_changed_are_named_in_the_first_line_with_what_to_do(here):
     (here / "sums.jsonl").write_text("{}\n")
     for problems, allowed, more in ((2, [], ""), (1, ["evaluation"], ""), (1, [], ", and allow what else differs:")):
         with pytest.raises(ValueError, match="other data") as refused:
-            begin(folder, text.format(problems), allowed=allowed).__enter__()
+            open_session(folder, text.format(problems), allowed=allowed).__enter__()
         first, *others = str(refused.value).splitlines()
         assert first == (
             f"`run={folder}` began with other data: sums.jsonl (task.path) has changed since the run began. Restore "
             f"the data, choose another name, or resume with the new rows: `allow_change=['task.path']`{more}"
         )
         assert others == ["  evaluation.problems was 2, now 1  (`allow_change=['evaluation.problems']`)"] * bool(more)
-    with begin(folder, text.format(1), allowed=["task.path", "evaluation.problems"]):
+    with open_session(folder, text.format(1), allowed=["task.path", "evaluation.problems"]):
         pass
 
 

@@ -50,7 +50,7 @@ from proximo.runs.config_changes import differences, function_fingerprints
 from proximo.runs.ledger import check_ledger
 from proximo.runs.log import RunLog
 from proximo.runs.options import CheckpointOptions
-from proximo.runs.session import begin
+from proximo.runs.session import open_session
 from proximo.runs.signals import Stopped
 from proximo.runs.state import naming_io
 from proximo.samplers.mismatched import Mismatched
@@ -458,10 +458,10 @@ def test_lost_rows_are_no_reason_to_train_again_unasked(how, name, golden, tmp_p
         rf"{name} has {len(left)} bytes and had \d+ when step-000004 was saved.*Restore the complete file, or resume "
         "without those rows: `accept_lost_rows=True`$"
     )
-    with pytest.raises(ValueError, match=message), begin(folder, toml.dumps(config())):
+    with pytest.raises(ValueError, match=message), open_session(folder, toml.dumps(config())):
         pass
     assert {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()} == before
-    with begin(folder, toml.dumps(config()), accept_lost=True) as attempt:
+    with open_session(folder, toml.dumps(config()), accept_lost=True) as attempt:
         assert attempt.resume_from == folder / CHECKPOINTS / "step-000004"
         assert not attempt.damaged
         log = attempt.start()
@@ -478,7 +478,7 @@ def test_a_run_that_lost_rows_ends_with_the_same_weights(golden, tmp_path, capsy
     whole = golden("grpo")
     folder = left_after(2, whole, tmp_path / "short")
     (folder / "metrics.jsonl").unlink()
-    with begin(folder, toml.dumps(config()), accept_lost=True) as attempt:
+    with open_session(folder, toml.dumps(config()), accept_lost=True) as attempt:
         train(Run(config(), folder, Quiet()), attempt)
     found, wanted = numbers(folder), numbers(whole)
     weights = [name for name in wanted if name.endswith(".safetensors")]
@@ -487,7 +487,7 @@ def test_a_run_that_lost_rows_ends_with_the_same_weights(golden, tmp_path, capsy
     assert found["ledger.jsonl"] == wanted["ledger.jsonl"]
     assert found["metrics.jsonl"] == b"".join(wanted["metrics.jsonl"].splitlines(keepends=True)[3:])  # 3, 4 and the end
     # And it can be resumed again, without the flag: its newest checkpoint knows the shorter file.
-    with begin(folder, toml.dumps(config())) as attempt:
+    with open_session(folder, toml.dumps(config())) as attempt:
         assert attempt.result is not None
 
 
@@ -497,11 +497,11 @@ def test_code_that_has_changed_is_told(golden, tmp_path, monkeypatch):
     known = record["attempts"][0]["source"]
     assert known == record["source"] == source_fingerprint()
     assert record["attempts"][0]["version"] == record["version"] == proximo.__version__
-    with begin(folder, toml.dumps(config())) as attempt:
+    with open_session(folder, toml.dumps(config())) as attempt:
         assert attempt.other_code is None
     monkeypatch.setattr("proximo.runs.run_json.source_fingerprint", lambda: "feedfeedfeedfeed")
     monkeypatch.setattr("proximo.runs.log.source_fingerprint", lambda: "feedfeedfeedfeed")
-    with begin(folder, toml.dumps(config())) as attempt:
+    with open_session(folder, toml.dumps(config())) as attempt:
         said = attempt.other_code
         attempt.start()
     assert said is not None
@@ -509,7 +509,7 @@ def test_code_that_has_changed_is_told(golden, tmp_path, monkeypatch):
     [event] = [row for row in JsonLines(folder / "events.jsonl") if row["kind"] == "other_code"]
     assert (event["step"], event["message"]) == (3, said)
     assert json.loads((folder / "run.json").read_text())["attempts"][-1]["source"] == "feedfeedfeedfeed"
-    with begin(folder, toml.dumps(config())) as attempt:
+    with open_session(folder, toml.dumps(config())) as attempt:
         assert attempt.other_code is None  # since the last attempt nothing has changed
 
 
@@ -540,7 +540,7 @@ def test_a_run_names_its_version_and_its_algorithm(tmp_path):
     for name, algorithm, wanted in (("a", DAPO, "dapo"), ("b", changed, "dapo, changed: gate.high")):
         assert explain.named(algorithm) == wanted
         settings = config(algorithm)
-        with begin(tmp_path / name, toml.dumps(settings), algorithm=explain.named(algorithm)) as attempt:
+        with open_session(tmp_path / name, toml.dumps(settings), algorithm=explain.named(algorithm)) as attempt:
             attempt.start()
         record, text = (
             json.loads((tmp_path / name / "run.json").read_text()),
@@ -549,7 +549,7 @@ def test_a_run_names_its_version_and_its_algorithm(tmp_path):
         assert (record["version"], record["algorithm"]) == (proximo.__version__, wanted)
         assert text.splitlines()[0] == f"# Proximo {proximo.__version__}, algorithm: {wanted}"
         assert toml.loads(text, RunConfig) == settings
-        with begin(tmp_path / name, toml.dumps(settings)):
+        with open_session(tmp_path / name, toml.dumps(settings)):
             pass  # the comment is no change
 
 
@@ -598,7 +598,7 @@ def test_more_steps_are_the_run_that_had_them_from_the_start(tmp_path):
     long = replace(short, steps=4)
     trained(long, tmp_path / "long")
     trained(short, tmp_path / "short")
-    with begin(tmp_path / "short", toml.dumps(long), allowed=["steps"]) as attempt:
+    with open_session(tmp_path / "short", toml.dumps(long), allowed=["steps"]) as attempt:
         train(Run(long, tmp_path / "short", Quiet()), attempt)
     assert_same(numbers(tmp_path / "short"), numbers(tmp_path / "long"))
 
@@ -616,7 +616,10 @@ def test_other_files_under_the_same_name_are_refused(tmp_path):
     with pytest.raises(ValueError, match=named):
         trained(settings, tmp_path / "run")
     shutil.rmtree(tmp_path / "model")
-    with pytest.raises(ValueError, match="model its files are missing"), begin(tmp_path / "run", toml.dumps(settings)):
+    with (
+        pytest.raises(ValueError, match="model its files are missing"),
+        open_session(tmp_path / "run", toml.dumps(settings)),
+    ):
         pass
 
 
@@ -757,7 +760,7 @@ def test_a_run_is_not_trained_under_another_config_than_its_folder_s(tmp_path):
     settings = config(steps=1)
     other = replace(settings, algorithm=DAPO)
     with (
-        begin(tmp_path / "a", toml.dumps(other)) as attempt,
+        open_session(tmp_path / "a", toml.dumps(other)) as attempt,
         pytest.raises(ValueError, match=r"with another algorithm\."),
     ):
         train(Run(settings, tmp_path / "a", Quiet()), attempt)
@@ -769,7 +772,7 @@ def test_a_run_is_not_trained_under_another_config_than_its_folder_s(tmp_path):
 def changed(settings: RunConfig, folder: Path, *allowed: str) -> Run:
     """Go on with other settings."""
     run = Run(settings, folder, Quiet())
-    with begin(folder, toml.dumps(settings), allowed=allowed) as attempt:
+    with open_session(folder, toml.dumps(settings), allowed=allowed) as attempt:
         train(run, attempt)
     return run
 
@@ -801,7 +804,7 @@ def test_a_stage_with_a_change_that_cannot_be_made_stays_as_it_was(data, tmp_pat
     before = papers(folder)
     other = replace(settings, model=other_model(tmp_path / "model"))
     with (
-        begin(folder, toml.dumps(other), points=POINTS, allowed=["model"]) as attempt,
+        open_session(folder, toml.dumps(other), points=POINTS, allowed=["model"]) as attempt,
         pytest.raises(ValueError, match="the model has .* tensors in the checkpoint"),
     ):
         sft(other, folder, say, attempt)
@@ -844,14 +847,14 @@ def test_a_function_that_was_corrected_is_noted(tmp_path, monkeypatch):
         "rules[1].path": file_hash(files[1]),
     }
     folder = tmp_path / "run"
-    with begin(folder, text) as attempt:
+    with open_session(folder, text) as attempt:
         attempt.start()
         (folder / "metrics.jsonl").write_text("{}\n")
-    with begin(folder, text) as attempt:
+    with open_session(folder, text) as attempt:
         assert attempt.corrected == []
     files[1].write_text("def score(): return 1")
     for again in (False, True):
-        with begin(folder, text) as attempt:  # not refused: who runs it was told to correct it
+        with open_session(folder, text) as attempt:  # not refused: who runs it was told to correct it
             assert [message.partition(":")[0] for message in attempt.corrected] == (
                 [] if again else ["rules[1].path is a different function than before"]
             )
@@ -878,19 +881,19 @@ def test_a_change_is_on_record_before_it_is_the_runs(tmp_path, monkeypatch):
 def test_a_finished_run_that_has_lost_rows_is_not_trained_again(golden, tmp_path):
     folder = tmp_path / "run"
     shutil.copytree(golden("grpo"), folder)
-    with begin(folder, toml.dumps(config())) as attempt:
+    with open_session(folder, toml.dumps(config())) as attempt:
         assert attempt.result is not None
     (folder / "metrics.jsonl").unlink()
-    with pytest.raises(ValueError, match="rows are lost"), begin(folder, toml.dumps(config())):
+    with pytest.raises(ValueError, match="rows are lost"), open_session(folder, toml.dumps(config())):
         pass
-    with begin(folder, toml.dumps(config()), accept_lost=True) as attempt:
+    with open_session(folder, toml.dumps(config()), accept_lost=True) as attempt:
         assert attempt.result is not None
-    with begin(folder, toml.dumps(config())) as attempt:  # once is enough, for this checkpoint
+    with open_session(folder, toml.dumps(config())) as attempt:  # once is enough, for this checkpoint
         assert attempt.result is not None
     record = json.loads((folder / "run.json").read_text())
     assert record["accepted_loss"] == "step-000004"
     (folder / "run.json").write_text(json.dumps(sealed(record | {"accepted_loss": "step-000003"})))
-    with pytest.raises(ValueError, match="rows are lost"), begin(folder, toml.dumps(config())):
+    with pytest.raises(ValueError, match="rows are lost"), open_session(folder, toml.dumps(config())):
         pass
 
 
@@ -942,7 +945,7 @@ def test_what_fails_in_the_last_evaluation_is_told(golden, tmp_path, monkeypatch
 
 def test_an_exit_is_no_failure_by_its_number(tmp_path):
     def leaves(code: int) -> None:
-        with begin(tmp_path / str(code), "") as attempt:
+        with open_session(tmp_path / str(code), "") as attempt:
             attempt.start()
             raise SystemExit(code)
 
@@ -955,12 +958,12 @@ def test_an_exit_is_no_failure_by_its_number(tmp_path):
 
 def test_whoever_is_stopped_is_told_from_where_it_goes_on(golden, tmp_path):
     folder = left_after(3, golden("grpo"), tmp_path / "run")
-    with begin(folder, toml.dumps(config())) as attempt:
+    with open_session(folder, toml.dumps(config())) as attempt:
         assert attempt.resume_hint == f"running it again with `run={folder}` resumes after step 3"
     shutil.rmtree(folder / CHECKPOINTS)
-    with begin(folder, toml.dumps(config())) as attempt:
+    with open_session(folder, toml.dumps(config())) as attempt:
         assert attempt.resume_hint.endswith(" resumes from the beginning")
-    with begin(tmp_path / "chain", "", points=None) as attempt:
+    with open_session(tmp_path / "chain", "", points=None) as attempt:
         assert attempt.resume_hint.endswith(" resumes with the first unfinished stage")
     said = []
 

@@ -23,7 +23,7 @@ from transformers import PreTrainedTokenizerFast
 from proximo.insight.lens.steps import read_step
 from proximo.models import tiny_tokenizer
 from proximo.models.tokens.spelling import UNKNOWN, Spelling
-from proximo.runs.rollouts import FACTS, FORMAT, MAX_ANSWER, rollout_table, write_rollouts
+from proximo.runs.rollouts import FORMAT, MAX_ANSWER, METADATA_KEY, rollout_table, write_rollouts
 from proximo.system.sealing import seal
 from proximo.types import Batch, Problem, Stats
 from tests import batches
@@ -91,11 +91,11 @@ def test_updates_know_their_rows_in_every_pass(tmp_path):
     assert_close(second[[0, 2]], torch.where(MASK, current - 1, 0.0)[[0, 2]])
     assert step.current[:, step.layout.of(1)].isnan().all()
     assert step.current[1, step.layout.of(3)].isnan().all()  # it was not run
-    assert [each["version"] for each in step.facts["updates"]] == [5, 6, 7, 8]
-    assert [each["skipped"] for each in step.facts["updates"]] == [None, None, None, "not finite: the gradient"]
-    assert [each["policy_loss"] for each in step.facts["updates"]] == [0.25, None, None, None]
-    assert step.facts["updates"][0]["loss"] is None  # JSON has no NaN
-    assert step.facts["updates"][0]["gradient_norm"] == 1.0
+    assert [each["version"] for each in step.metadata["updates"]] == [5, 6, 7, 8]
+    assert [each["skipped"] for each in step.metadata["updates"]] == [None, None, None, "not finite: the gradient"]
+    assert [each["policy_loss"] for each in step.metadata["updates"]] == [0.25, None, None, None]
+    assert step.metadata["updates"][0]["loss"] is None  # JSON has no NaN
+    assert step.metadata["updates"][0]["gradient_norm"] == 1.0
 
 
 def test_dropped_groups_are_there_and_say_so(tmp_path):
@@ -185,7 +185,9 @@ def written(folder: Path, change=lambda table: table, facts: object = None) -> P
     updates = [update(range(4), OLD + LOG_RATIO)]
     table = rollout_table(batch, SPELLING, trained=torch.arange(4), kept_groups=1, updates=updates)
     known = table.schema.metadata
-    table = change(table).replace_schema_metadata(known if facts is None else {FACTS: json.dumps(facts).encode()})
+    table = change(table).replace_schema_metadata(
+        known if facts is None else {METADATA_KEY: json.dumps(facts).encode()}
+    )
     path = folder / "step-000003.parquet"
     write_rollouts(table, path)
     return path

@@ -20,7 +20,7 @@ from proximo.runs.checkpoints import CHECKPOINTS
 from proximo.runs.forking import checkpoint_at, fork
 from proximo.runs.log import ranges
 from proximo.runs.run_json import read_record
-from proximo.runs.session import begin
+from proximo.runs.session import open_session
 from proximo.runs.tracking.sending import track
 from proximo.system.folders import MANIFEST, _seal, read_manifest
 from proximo.system.opening import remove
@@ -78,7 +78,7 @@ COMMANDS = {
 
 
 def resumed(run: Path) -> None:
-    with begin(run, toml.dumps(SETTINGS)) as attempt:
+    with open_session(run, toml.dumps(SETTINGS)) as attempt:
         attempt.start()
 
 
@@ -157,7 +157,7 @@ def test_a_checkpoint_is_of_the_step_that_its_folder_names(run, capsys, step):
     (run / LAST / MANIFEST).unlink()
     _seal(run / LAST, known)
     assert "and its folder of another" in refused(capsys, *COMMANDS["fork"])
-    with begin(run, toml.dumps(SETTINGS)) as attempt:
+    with open_session(run, toml.dumps(SETTINGS)) as attempt:
         assert attempt.resume_from == run / CHECKPOINTS / "step-000001"
 
 
@@ -178,7 +178,7 @@ def test_a_checkpoint_names_no_other_files(run, tmp_path, capsys, name, command)
     if command == "fork":
         assert "which is no log of a run" in refused(capsys, *COMMANDS[command])
     else:
-        with begin(run, toml.dumps(SETTINGS)) as attempt:
+        with open_session(run, toml.dumps(SETTINGS)) as attempt:
             assert attempt.resume_from is None  # as with any checkpoint that cannot be used
     assert outside() == before
     assert not Path("other").exists()
@@ -196,7 +196,7 @@ def test_a_cut_config_is_noticed(run, capsys):
     assert remedy in refused(capsys, *COMMANDS["fork"])
     with pytest.raises(ValueError, match="config.toml is not the one that the run recorded"):
         _ = RunFolder(run).config
-    with begin(run, toml.dumps(SETTINGS)) as attempt:  # with the run's own config, it is only told
+    with open_session(run, toml.dumps(SETTINGS)) as attempt:  # with the run's own config, it is only told
         assert attempt.result is not None
         [line] = attempt.altered
         assert "config.toml is not the one" in line
@@ -245,9 +245,9 @@ def test_a_record_without_a_hash_is_opened_as_before(run):
 def test_a_config_that_the_user_edits_in_the_folder_is_a_change_like_any_other(run):
     edited = config(steps=3)
     (run / "config.toml").write_text(toml.dumps(edited))
-    with pytest.raises(ValueError, match="steps was 2, now 3"), begin(run, toml.dumps(edited)):
+    with pytest.raises(ValueError, match="steps was 2, now 3"), open_session(run, toml.dumps(edited)):
         pass
-    with begin(run, toml.dumps(edited), allowed=["steps"]) as attempt:
+    with open_session(run, toml.dumps(edited), allowed=["steps"]) as attempt:
         train(Run(edited, run, Quiet()), attempt)
     assert RunFolder(run).config == edited
 
@@ -275,7 +275,7 @@ def test_altered_rows_are_told(run, capsys, name, change: Callable[[bytes], byte
         assert "accept" in line
         assert told in refused(capsys, *COMMANDS["fork"])
     else:
-        with begin(run, toml.dumps(SETTINGS)) as attempt:
+        with open_session(run, toml.dumps(SETTINGS)) as attempt:
             assert attempt.altered == [told]
 
 
@@ -288,7 +288,7 @@ def test_a_log_that_was_cut_is_told(run, name, kept):
     told = f"{name} has {kept} bytes and had {len(data)} when step-000002 was saved: rows are lost"
     assert told in [spell.finding.message for spell in check_up(RunFolder(run)).standing]
     unfinished(run)
-    with begin(run, toml.dumps(SETTINGS)) as attempt:
+    with open_session(run, toml.dumps(SETTINGS)) as attempt:
         assert attempt.altered == [told]
 
 
@@ -297,11 +297,11 @@ def test_altered_rows_may_be_accepted(run):
     unfinished(run)
     data = (run / "metrics.jsonl").read_bytes()
     (run / "metrics.jsonl").write_bytes(zeroed(data))
-    with begin(run, toml.dumps(SETTINGS), accept_lost=True) as attempt:
+    with open_session(run, toml.dumps(SETTINGS), accept_lost=True) as attempt:
         train(Run(SETTINGS, run, Quiet()), attempt)
     assert [row["step"] for row in map(json.loads, (run / "metrics.jsonl").read_text().splitlines())] == [1, 2, 2]
     unfinished(run)
-    with begin(run, toml.dumps(SETTINGS)) as attempt:
+    with open_session(run, toml.dumps(SETTINGS)) as attempt:
         assert attempt.resume_from is not None
 
 
@@ -309,7 +309,7 @@ def test_missing_rollouts_are_told(run):
     (run / "rollouts" / "step-000001.parquet").unlink()
     told = "the rollouts of 1 step are missing, first those of step 1"
     assert told in [spell.finding.message for spell in check_up(RunFolder(run)).standing]
-    with begin(run, toml.dumps(SETTINGS)) as attempt:
+    with open_session(run, toml.dumps(SETTINGS)) as attempt:
         assert attempt.altered == [f"{told}; training does not need them"]
     assert ranges([1, 2, 3, 7]) == [(1, 3), (7, 7)]
     assert ranges([]) == []
@@ -330,7 +330,7 @@ def test_a_fork_has_hashes_of_its_own_logs(run):
     fork(run, Path("other"), checkpoint_at(run, 1))
     (known, ours) = (read_manifest(each / CHECKPOINTS / "step-000001")["logs"] for each in (run, Path("other")))
     assert known["metrics.jsonl"] == ours["metrics.jsonl"]
-    with begin(Path("other"), toml.dumps(SETTINGS)) as attempt:
+    with open_session(Path("other"), toml.dumps(SETTINGS)) as attempt:
         assert attempt.altered == attempt.lost == []
 
 

@@ -6,8 +6,8 @@ import pytest
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from proximo.serving.engine import Engine
-    from proximo.serving.reading import Reader
+    from proximo.serving.engine import ServingEngine
+    from proximo.serving.reading import RequestReader
 
 
 @pytest.fixture(scope="session")
@@ -19,27 +19,27 @@ def served() -> "tuple[PreTrainedModel, PreTrainedTokenizerBase]":
 
 
 @pytest.fixture(scope="session")
-def engine(served) -> "Iterator[Engine]":
+def engine(served) -> "Iterator[ServingEngine]":
     """Shared by tests that leave it idle. Slices are short, so that completions have several."""
-    from proximo.serving.engine import Engine
+    from proximo.serving.engine import ServingEngine
 
-    made = Engine(*served, slots=4, slice_tokens=3)
+    made = ServingEngine(*served, slots=4, slice_tokens=3)
     yield made
     made.close()
 
 
 @pytest.fixture(scope="session")
-def reader() -> "Iterator[Reader]":
+def reader() -> "Iterator[RequestReader]":
     """Of requests to a model `m`. Its chat template never ends for a conversation that begins with LOOP."""
     from proximo.models import tiny_tokenizer
-    from proximo.serving.reading import Reader
+    from proximo.serving.reading import RequestReader
     from proximo.serving.requests import Asking
 
     tokenizer = tiny_tokenizer()
     endless = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
     hostile = "{% if messages[0]['content'] == 'LOOP' %}" + endless + "{% endif %}"
     tokenizer.chat_template = hostile + str(tokenizer.chat_template)
-    made = Reader(Asking(tokenizer, context=4096, model="m", max_tokens=6), seconds=0.5)
+    made = RequestReader(Asking(tokenizer, context=4096, model="m", max_tokens=6), seconds=0.5)
     made.start()
     yield made
     made.close()

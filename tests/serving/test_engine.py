@@ -12,18 +12,18 @@ from transformers import Qwen3ForCausalLM
 from proximo.models import prompt_tokens
 from proximo.samplers.embedded import local_sampler
 from proximo.samplers.sampler import SamplingOptions
-from proximo.serving.engine import Engine, next_batch
+from proximo.serving.engine import ServingEngine, next_batch
 from proximo.serving.logprobs import prompt_logprobs, token_logprobs
-from proximo.serving.queue import Asked, Job, Piece
+from proximo.serving.queue import CompletionJob, CompletionPiece, CompletionRequest
 from proximo.types import Request
 
 GREEDY, WARM = SamplingOptions(temperature=0.0), SamplingOptions(temperature=1.0)
 
 
-def completed(engine: Engine, *asked: Asked) -> list[tuple[Job, list[Piece]]]:
+def completed(engine: ServingEngine, *asked: CompletionRequest) -> list[tuple[CompletionJob, list[CompletionPiece]]]:
     """The jobs, submitted together, with their pieces."""
-    queues: list[Queue[Piece]] = [Queue() for _ in asked]
-    jobs = [Job(each, queue.put) for each, queue in zip(asked, queues, strict=True)]
+    queues: list[Queue[CompletionPiece]] = [Queue() for _ in asked]
+    jobs = [CompletionJob(each, queue.put) for each, queue in zip(asked, queues, strict=True)]
     engine.submit(*jobs)
     found = []
     for job, queue in zip(jobs, queues, strict=True):
@@ -34,8 +34,8 @@ def completed(engine: Engine, *asked: Asked) -> list[tuple[Job, list[Piece]]]:
     return found
 
 
-def ask(engine: Engine, text: str, **changes) -> Asked:
-    return replace(Asked(prompt_tokens(engine.tokenizer, text), GREEDY, max_tokens=8, key=1), **changes)
+def ask(engine: ServingEngine, text: str, **changes) -> CompletionRequest:
+    return replace(CompletionRequest(prompt_tokens(engine.tokenizer, text), GREEDY, max_tokens=8, key=1), **changes)
 
 
 def test_greedy_tokens_are_those_of_transformers_and_of_chat(served, engine, tmp_path):
@@ -124,11 +124,11 @@ def test_prompts_are_scored_in_turn_with_other_work_and_for_nobody_who_has_gone(
         return ()
 
     monkeypatch.setattr("proximo.serving.engine.prompt_logprobs", slowly)
-    pieces: Queue[Piece] = Queue()
+    pieces: Queue[CompletionPiece] = Queue()
     with engine._changed:  # the engine waits until all are there
         many = [ask(engine, "1+2=", top=1, prompt_logprobs=True, max_tokens=0, key=10 + each) for each in range(40)]
-        jobs = [Job(each, lambda piece: None) for each in many]
-        engine.submit(*jobs, Job(ask(engine, "1+2=", max_tokens=2), pieces.put))
+        jobs = [CompletionJob(each, lambda piece: None) for each in many]
+        engine.submit(*jobs, CompletionJob(ask(engine, "1+2=", max_tokens=2), pieces.put))
         for job in jobs[20:]:
             job.cancelled = True
     while pieces.get(timeout=60).finish is None:
@@ -165,8 +165,8 @@ def test_a_job_that_fails_takes_no_other_with_it(engine, monkeypatch):
 
 
 def test_a_job_that_is_given_up_ends(engine):
-    queue: Queue[Piece] = Queue()
-    job = Job(ask(engine, "1", options=WARM, max_tokens=4000), queue.put)
+    queue: Queue[CompletionPiece] = Queue()
+    job = CompletionJob(ask(engine, "1", options=WARM, max_tokens=4000), queue.put)
     engine.submit(job)
     queue.get(timeout=60)
     job.cancelled = True
@@ -176,8 +176,8 @@ def test_a_job_that_is_given_up_ends(engine):
 
 
 def test_closing_ends_what_runs_and_what_waits(served):
-    engine, queue = Engine(*served, slots=1, slice_tokens=64), Queue()
-    engine.submit(*(Job(ask(engine, "1", max_tokens=4000, key=key), queue.put) for key in range(2)))
+    engine, queue = ServingEngine(*served, slots=1, slice_tokens=64), Queue()
+    engine.submit(*(CompletionJob(ask(engine, "1", max_tokens=4000, key=key), queue.put) for key in range(2)))
     queue.get(timeout=60)
     engine.close()
     pieces = [queue.get_nowait() for _ in range(queue.qsize())]
@@ -194,11 +194,14 @@ def test_closing_ends_what_runs_and_what_waits(served):
     ],
 )
 def test_batches_hold_what_can_be_decoded_together(changes, slots, expected):
-    jobs = [Job(replace(Asked((1,), GREEDY, 8, key=1), **each), lambda piece: None) for each in changes]
+    jobs = [
+        CompletionJob(replace(CompletionRequest((1,), GREEDY, 8, key=1), **each), lambda piece: None)
+        for each in changes
+    ]
 
-    def room(job: Job) -> tuple[int, int]:
+    def room(job: CompletionJob) -> tuple[int, int]:
         """Slices of 4 tokens, in a context of 100."""
-        return min(4, job.left), min(4, 100 - len(job.asked.prompt))
+        return min(4, job.left), min(4, 100 - len(job.request.prompt))
 
     batch = next_batch(jobs, slots, room)
     assert [jobs.index(job) for job in batch] == expected

@@ -12,7 +12,7 @@ import pytest
 
 from proximo.insight.page import connections
 from proximo.serving import server
-from proximo.serving.queue import Job
+from proximo.serving.queue import CompletionJob
 from proximo.serving.server import application, bind
 from tests.waiting import wait_until
 
@@ -189,7 +189,7 @@ def test_a_request_that_ends_before_its_end_has_no_answer(engine, reader):
 @pytest.mark.parametrize("is_stream", [False, True])
 def test_a_client_that_has_gone_is_seen_although_it_had_said_all(engine, reader, monkeypatch, is_stream):
     monkeypatch.setattr(connections, "LOOK_SECONDS", 0.1)
-    jobs = list[Job]()
+    jobs = list[CompletionJob]()
     monkeypatch.setattr(engine, "submit", jobs.append)
     body = f'{{"model": "m", "prompt": "1+2=", "max_tokens": 4000, "stream": {str(is_stream).lower()}}}'
     with running(engine, reader) as port:

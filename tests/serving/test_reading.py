@@ -24,7 +24,7 @@ def test_a_question_read_elsewhere_is_the_same(reader):
     for kind, data in (("chat", conversation("1+2=")), ("text", prompt(["1+2=", "3"]))):
         here = getattr(reader.asking, kind)(data)
         there = reader.read(kind, data)
-        assert [each.prompt for each in there.asked] == [each.prompt for each in here.asked]
+        assert [each.prompt for each in there.requests] == [each.prompt for each in here.requests]
         assert there.is_chat == here.is_chat
 
 
@@ -32,12 +32,12 @@ def test_a_template_that_never_ends_ends_its_request_and_blocks_no_other(reader)
     with ThreadPoolExecutor(3) as threads:
         endless = [threads.submit(reader.read, "chat", conversation("LOOP")) for _ in range(3)]
         time.sleep(0.1)  # they are under way
-        assert reader.read("chat", conversation("1+2=")).asked
-        assert reader.read("text", prompt("1+2=")).asked
+        assert reader.read("chat", conversation("1+2=")).requests
+        assert reader.read("text", prompt("1+2=")).requests
         for each in endless:
             with pytest.raises(Refusal, match="takes more than 0.5 s"):
                 each.result(timeout=60)
-    assert reader.read("chat", conversation("1+2=")).asked
+    assert reader.read("chat", conversation("1+2=")).requests
 
 
 def test_readers_start_again_after_their_first_process_has_died(reader):
@@ -45,7 +45,7 @@ def test_readers_start_again_after_their_first_process_has_died(reader):
     reader._first.wait()
     while not reader._lines.empty():  # those that were forked live on
         reader._lines.get().close()
-    assert reader.read("text", prompt("1")).asked
+    assert reader.read("text", prompt("1")).requests
 
 
 class Counted:
@@ -87,13 +87,13 @@ def test_a_prompt_that_cannot_fit_is_refused_before_it_is_encoded(kind, data):
 def test_a_prompt_that_fits_is_never_refused_for_its_characters():
     tokenizer = tiny_tokenizer()
     asking = Asking(tokenizer, context=100, model="m", max_tokens=6)
-    [asked] = asking.text(json.dumps({"model": "m", "prompt": "1" * 90, "max_tokens": 10}).encode()).asked
+    [asked] = asking.text(json.dumps({"model": "m", "prompt": "1" * 90, "max_tokens": 10}).encode()).requests
     assert len(asked.prompt) == 90
     with pytest.raises(Refusal, match="the prompt has 91 tokens"):
         asking.text(json.dumps({"model": "m", "prompt": "1" * 91, "max_tokens": 10}).encode())
     # Many characters of few tokens: the tokenizer writes its end-of-sequence token as several letters.
     end = str(tokenizer.eos_token)
-    [asked] = asking.text(json.dumps({"model": "m", "prompt": end * 80, "max_tokens": 10}).encode()).asked
+    [asked] = asking.text(json.dumps({"model": "m", "prompt": end * 80, "max_tokens": 10}).encode()).requests
     assert len(asked.prompt) == 80
 
 
@@ -109,4 +109,4 @@ def test_log_probs_that_would_not_fit_into_memory_are_refused(more):
     asking = Asking(tiny_tokenizer(), context=1000, model="m", max_tokens=6)
     with pytest.raises(Refusal, match=r"2,[0-9,]* log-probs.*2,097,152: ask for fewer"):
         asking.text(json.dumps({"model": "m", **more}).encode())
-    assert asking.text(json.dumps({"model": "m", **more, "logprobs": 1}).encode()).asked
+    assert asking.text(json.dumps({"model": "m", **more, "logprobs": 1}).encode()).requests

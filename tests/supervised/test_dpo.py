@@ -291,14 +291,14 @@ def test_only_one_model_is_ever_in_memory(tmp_path, monkeypatch):
         alive.append(counted() - others)
         return load_model(path, **options)
 
-    fit = module.fit_attempt
+    fit = module.fit_session
 
     def watched(*arguments):
         alive.append(counted() - others)
         return fit(*arguments)
 
     monkeypatch.setattr(module, "load_model", load)
-    monkeypatch.setattr(module, "fit_attempt", watched)
+    monkeypatch.setattr(module, "fit_session", watched)
     before = dpo(config, tmp_path / "run", quiet).before
     assert alive == [0, 0, 1]  # before the reference, before the policy, while training
     # The reference is another model: from the start the policy is somewhere else.

@@ -19,7 +19,7 @@ from proximo.rl import train as loop
 from proximo.rl.config import EvaluationOptions, RunConfig, TrainingOptions
 from proximo.rl.run import Run
 from proximo.runs.records import Collected, Evaluation
-from proximo.runs.session import begin
+from proximo.runs.session import open_session
 from proximo.samplers.sampler import SamplingOptions
 from proximo.system.machine import beside_gpu, machine_for
 from proximo.tasks import Split
@@ -117,7 +117,7 @@ def main(arguments: Sequence[str]) -> None:
     )
     on_gpu = pick_device(device) != "cpu"
     (beside_gpu() if on_gpu else machine_for(workload.shape.body + workload.shape.head)).apply()
-    with begin(Path(folder), toml.dumps(config)) as attempt:
+    with open_session(Path(folder), toml.dumps(config)) as attempt:
         run = Run(config, Path(folder), phases)
         phases.ended("load")
         loop.train(run, attempt)

@@ -6,7 +6,7 @@ import sys
 from rich.table import Table
 
 from proximo.cli.arguments import refusing, say
-from proximo.cli.commands.plan import Asked
+from proximo.cli.commands.plan import ClusterOptions
 from proximo.cli.models import on_stdout
 from proximo.planning.cards import GIB, DeviceCard
 from proximo.rl.config import RunConfig
@@ -19,7 +19,13 @@ from proximo_lab.cluster_plan.timings import PREDICTED, Timings, timings_of
 
 
 def run_cluster(
-    config: RunConfig, asked: Asked, chosen: DeviceCard, *, prompt_tokens: int, mean_tokens: int | None, as_json: bool
+    config: RunConfig,
+    asked: ClusterOptions,
+    chosen: DeviceCard,
+    *,
+    prompt_tokens: int,
+    mean_tokens: int | None,
+    as_json: bool,
 ) -> int:
     """Print the plan, and write its page if it is asked for."""
     with refusing(OSError):
@@ -45,7 +51,7 @@ def run_cluster(
     return 0
 
 
-def _lengths(config: RunConfig, asked: Asked, mean_tokens: int | None) -> Lengths:
+def _lengths(config: RunConfig, asked: ClusterOptions, mean_tokens: int | None) -> Lengths:
     if asked.run is not None:
         return Recorded.of(asked.run)
     max_tokens = config.sampling.max_tokens
@@ -56,7 +62,7 @@ def _lengths(config: RunConfig, asked: Asked, mean_tokens: int | None) -> Length
     return Tailed(max_tokens, max_tokens, 0.0)
 
 
-def _timings(asked: Asked, lengths: Lengths, prompt_tokens: int) -> Timings:
+def _timings(asked: ClusterOptions, lengths: Lengths, prompt_tokens: int) -> Timings:
     if asked.run is None or asked.timed_on is None:
         return PREDICTED
     mean = round(float(lengths.draw(1000, 1, seed=0).mean()))

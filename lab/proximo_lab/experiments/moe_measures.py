@@ -32,7 +32,8 @@ class Watched(RunLog):
         super().rollouts(step, table)
         stored = read_step(self.folder / ROLLOUTS / f"step-{step:06d}.parquet", step)
         trained = (stored.updates >= 0).any(dim=0).nonzero().squeeze(1)
-        self.batch, self.norms = stored.batch.rows(trained), [each["gradient_norm"] for each in stored.facts["updates"]]
+        self.batch = stored.batch.rows(trained)
+        self.norms = [update["gradient_norm"] for update in stored.metadata["updates"]]
 
     def metrics(self, step: int, values) -> None:
         super().metrics(step, values)

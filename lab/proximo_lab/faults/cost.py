@@ -83,10 +83,10 @@ def watched() -> list[tuple[Any, str, str]]:
     from proximo.rl import train as stepping
     from proximo.runs.checkpointer import Checkpointer
     from proximo.runs.log import RunLog
-    from proximo.runs.session import Attempt
+    from proximo.runs.session import RunSession
 
     saved = [(Checkpointer, name, "checkpoints") for name in ("save", "snapshot", "restore")]
-    begun = [(Attempt, name, "checkpoints") for name in ("start", "finish")]
+    begun = [(RunSession, name, "checkpoints") for name in ("start", "finish")]
     logged = [(RunLog, "ledger", "ledger"), (RunLog, "event", "events"), (RunLog, "metrics", "log")]
     return [
         *saved,

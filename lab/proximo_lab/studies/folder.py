@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from proximo.config import toml
-from proximo.insight.compare import Job, Place
+from proximo.insight.compare import ComparisonFolder, RunJob
 from proximo.system.folders import write_file
 from proximo.system.opening import make_folder, read_json
 from proximo_lab.studies.protocols.from_disk import Courses, Stored, course_file
@@ -27,7 +27,7 @@ class OtherDesign(ValueError):
 
 class Laboratory:
     def __init__(self, folder: Path) -> None:
-        self.folder, self.layout = folder, Place(folder)
+        self.folder, self.layout = folder, ComparisonFolder(folder)
 
     @classmethod
     def of(cls, run: Path) -> "Laboratory":
@@ -37,7 +37,7 @@ class Laboratory:
     def result(self, run: str) -> Path:
         return self.folder / RESULTS / f"{run}.json"
 
-    def record(self, job: Job) -> Record | None:
+    def record(self, job: RunJob) -> Record | None:
         return read(self.result(job.name))
 
     def stored(self, study: Study) -> dict[str, Any] | None:

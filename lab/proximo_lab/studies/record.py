@@ -9,10 +9,10 @@ from dataclasses import MISSING, Field, dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from proximo.insight.compare.plan import Job
+from proximo.insight.compare.plan import RunJob
 from proximo.insight.folder import RunFolder
 from proximo.insight.reading import is_number, phases
-from proximo.insight.report.facts import Row, gather
+from proximo.insight.report.run_details import Row, gather
 from proximo.rl.config import RunConfig
 from proximo.system.folders import write_file
 from proximo.system.machine import Machine
@@ -59,7 +59,7 @@ class Course(Protocol):
 
 
 @dataclass(frozen=True)
-class StudyJob(Job):
+class StudyJob(RunJob):
     """A run of a study."""
 
     course: Course | None = None

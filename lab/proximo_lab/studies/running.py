@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
-from proximo.insight.compare import Failure, Job, run_jobs
+from proximo.insight.compare import RunFailure, RunJob, run_jobs
 from proximo.rl.config import RunConfig
 from proximo.rl.evaluate import known_mean
 from proximo.system.machine import Machine
@@ -96,7 +96,9 @@ def amount(studies: Sequence[Study], lab: Laboratory) -> Amount:
     return Amount(len(seconds), len(left), math.fsum(seconds[name] for name in left))
 
 
-def run(studies: Sequence[Study], out: Path, processes: int, say: Say, minutes: float | None = None) -> list[Failure]:
+def run(
+    studies: Sequence[Study], out: Path, processes: int, say: Say, minutes: float | None = None
+) -> list[RunFailure]:
     """Do what is left of the studies; ValueError if a stored design differs from the study's.
 
     A study's runs come before the tuning of the next, which fills processes that would wait for the last of them: where
@@ -128,10 +130,10 @@ def _every(study: Study, lab: Laboratory) -> list[StudyJob]:
 
 def _run(
     jobs: list[StudyJob], names: Mapping[str, str], lab: Laboratory, processes: int, say: Say, until: float
-) -> list[Failure]:
+) -> list[RunFailure]:
     done, began = 0, time.monotonic()
 
-    def ended(each: Job, failure: Failure | None) -> None:
+    def ended(each: RunJob, failure: RunFailure | None) -> None:
         nonlocal done
         done += 1
         minutes = (time.monotonic() - began) / done * (len(jobs) - done) / 60

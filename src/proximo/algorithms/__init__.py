@@ -128,7 +128,7 @@ class Algorithm:
 
     @property
     def needs_reference(self) -> bool:
-        """Whether a reference policy must be kept: for KL in the loss or in the reward, or for the advantage."""
+        """True if a reference policy must be kept: for KL in the loss or in the reward, or for the advantage."""
         reads = "ref_logprobs" in AdvantageTraits.read(self.advantage).all_needs
         return self.kl is not None or self.kl_reward is not None or reads
 

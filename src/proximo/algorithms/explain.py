@@ -110,7 +110,7 @@ UNUSED: dict[str, Peers] = {
     "kl": Peers("beta 0.0", "use_kl_loss False"),
     "extra": Peers("entropy_coef 0.0", "entropy_coeff 0"),
 }
-"""What the peers do at a stage that the algorithm leaves empty."""
+"""The peers' choice at a stage that the algorithm leaves empty."""
 
 
 def stages(algorithm: Algorithm) -> list[tuple[str, str, list[Peers]]]:
@@ -125,9 +125,9 @@ def stages(algorithm: Algorithm) -> list[tuple[str, str, list[Peers]]]:
 
 
 def _peers(piece: Any, algorithm: Algorithm) -> list[Peers]:
-    """Of a piece, and of the piece it wraps."""
-    said, inner = Description.read(piece), _wrapped(piece)
-    peers = said.peers if said.peers_in is None else said.peers_in(algorithm)
+    """The peers' names for a piece, and for the piece it wraps."""
+    description, inner = Description.read(piece), _wrapped(piece)
+    peers = description.peers if description.peers_in is None else description.peers_in(algorithm)
     return [Peers(*peers), *([] if inner is None else _peers(inner, algorithm))]
 
 
@@ -136,7 +136,7 @@ def _wrapped(piece: Any) -> Any:
 
 
 def source(named: Card, stage: str) -> str:
-    """Why the named algorithm chooses so at this stage; "" where its paper leaves the stage empty."""
+    """Reason why the named algorithm chooses so at this stage; "" where its paper leaves the stage empty."""
     if stage in named.sources:
         return named.sources[stage]
     same = getattr(named.value, stage) == getattr(GRPO_CARD.value, stage)
@@ -144,27 +144,27 @@ def source(named: Card, stage: str) -> str:
 
 
 def changes(named: Card, algorithm: Algorithm) -> list[str]:
-    """What of `algorithm` is no longer the named one, stage by stage, with the default's source."""
-    found = []
+    """Lines on what of `algorithm` is no longer the named one, stage by stage, with the default's source."""
+    lines = []
     for stage in STAGES:
         differences = _differences(stage, getattr(named.value, stage), getattr(algorithm, stage))
         if differences:
-            facts = ", ".join(
+            choices = ", ".join(
                 f"{path} is {choice(value)}, not {choice(default)}" for path, default, value in differences
             )
             why = source(named, stage)
-            found.append(facts + (f" ({why})" if why else ""))
-    return found
+            lines.append(choices + (f" ({why})" if why else ""))
+    return lines
 
 
 def differences(named: Card, algorithm: Algorithm) -> list[tuple[str, str, str]]:
     """Each field in which `algorithm` is not the named one: (path, its choice, the named one's)."""
-    found = [
+    differing = [
         difference
         for stage in STAGES
         for difference in _differences(stage, getattr(named.value, stage), getattr(algorithm, stage))
     ]
-    return [(path, choice(value), choice(default)) for path, default, value in found]
+    return [(path, choice(value), choice(default)) for path, default, value in differing]
 
 
 def nearest(algorithm: Algorithm) -> Card:

@@ -1,4 +1,4 @@
-"""Where each default comes from: the paper's equation or section, in our words.
+"""Source of each default: the paper's equation or section, in our words.
 
 "Second-hand" marks what was read neither in the paper nor in its authors' code, but in notes that agree with others' code.
 A stage that a card does not mention is left empty by the paper too.
@@ -238,6 +238,6 @@ GRPO_CARD = next(each for each in CARDS if each.value == algorithms.GRPO)
 
 
 def card(name: str) -> Card | None:
-    """By name; underscores and capitals are forgiven."""
+    """Card of a name; underscores and capitals are forgiven."""
     wanted = name.lower().replace("_", "-")
     return next((each for each in CARDS if each.name == wanted), None)

@@ -20,11 +20,11 @@ from proximo.insight.compare import (
     MARKDOWN,
     PAGE,
     Budget,
+    ComparisonFolder,
     ComparisonPlan,
-    Failure,
-    Job,
-    Place,
-    Result,
+    ComparisonResult,
+    RunFailure,
+    RunJob,
     at_once,
     fork_result,
     gathered,
@@ -34,7 +34,7 @@ from proximo.insight.compare import (
     write_reports,
 )
 from proximo.models import pick_device
-from proximo.recipes.presets import Comparison, with_values
+from proximo.recipes.presets import ComparisonPreset, with_values
 from proximo.rl.config import RunConfig
 from proximo.rl.preflight.estimate import held_models
 from proximo.system.locks import FolderLock
@@ -47,7 +47,7 @@ REPORTS = (JSON, MARKDOWN, PAGE)
 
 
 def compare(
-    configs: Mapping[str, RunConfig] | Sequence[RunConfig | OpenedRun | str | Path] | Comparison,
+    configs: Mapping[str, RunConfig] | Sequence[RunConfig | OpenedRun | str | Path] | ComparisonPreset,
     *,
     seeds: int | None = None,
     tokens: int | None = None,
@@ -56,7 +56,7 @@ def compare(
     jobs: int | None = None,
     accept_lost_rows: bool = False,
     quiet: bool = False,
-) -> Result:
+) -> ComparisonResult:
     """Train each config with each seed on one task and an equal budget; what `proximo compare` does.
 
     The first config is what the others are compared with. All runs of a seed see the same prompts and sample with the
@@ -91,7 +91,7 @@ def compare(
     named = _named(configs)
     for _, config in named:
         refuse_unbound(config, "each run of a comparison has a process of its own")
-    usual = configs.seeds if isinstance(configs, Comparison) else SEEDS
+    usual = configs.seeds if isinstance(configs, ComparisonPreset) else SEEDS
     budget = Budget("tokens", tokens) if tokens is not None else None
     budget = Budget("updates", updates) if updates is not None else budget
     plan = checked_plan(
@@ -114,7 +114,7 @@ def _folders(configs: object) -> list[Path]:
     return [each.path if isinstance(each, OpenedRun) else without_links(each) for each in configs]
 
 
-def compared_forks(folders: Sequence[Path], path: Path, command: str) -> Result:
+def compared_forks(folders: Sequence[Path], path: Path, command: str) -> ComparisonResult:
     """Compare a run with its forks and write the reports; ValueError where the folder holds something else."""
     if path.exists() and (not path.is_dir() or any(each.name not in REPORTS for each in path.iterdir())):
         raise ValueError(f"`run={path}` holds something else than a comparison of forks: choose another name")
@@ -128,7 +128,7 @@ def compared_forks(folders: Sequence[Path], path: Path, command: str) -> Result:
 
 
 def _named(configs: Any) -> list[tuple[str, RunConfig]]:
-    if isinstance(configs, Comparison):
+    if isinstance(configs, ComparisonPreset):
         return list(configs.configs.items())
     refuse_kind("configs", configs, (Mapping, list, tuple), "a dict of RunConfigs by name, or a list of them")
     for config in configs.values() if isinstance(configs, Mapping) else configs:
@@ -139,7 +139,7 @@ def _named(configs: Any) -> list[tuple[str, RunConfig]]:
 
 
 def checked_plan(configs: Sequence[tuple[str, RunConfig]], seeds: int, budget: Budget | None) -> ComparisonPlan:
-    """What cannot be compared or read is refused once, and before anything is started."""
+    """The plan of a comparison; refuses what cannot be compared or read, once and before anything is started."""
     plan = make_plan(configs, seeds, budget)
     for contender in plan.contenders:
         contender.config.task.problem(0, "train", contender.config.seed)
@@ -152,9 +152,9 @@ class View(Protocol):
     """Shows the progress of the runs."""
 
     def begins(self, count: int) -> None: ...
-    def started(self, job: Job) -> None: ...
-    def ended(self, job: Job, failure: Failure | None) -> None: ...
-    def waiting(self, jobs: Sequence[Job]) -> None: ...
+    def started(self, job: RunJob) -> None: ...
+    def ended(self, job: RunJob, failure: RunFailure | None) -> None: ...
+    def waiting(self, jobs: Sequence[RunJob]) -> None: ...
 
 
 class Lines:
@@ -166,17 +166,17 @@ class Lines:
     def begins(self, count: int) -> None:
         self._say(f"{counted(count, 'run')} to do")
 
-    def started(self, job: Job) -> None:
+    def started(self, job: RunJob) -> None:
         self._say(f"{job}: started")
 
-    def ended(self, job: Job, failure: Failure | None) -> None:
+    def ended(self, job: RunJob, failure: RunFailure | None) -> None:
         self._say(f"{job}: finished" if failure is None else f"{job}: FAILED, {failure.message}; the others go on")
 
-    def waiting(self, jobs: Sequence[Job]) -> None: ...
+    def waiting(self, jobs: Sequence[RunJob]) -> None: ...
 
 
 def machines_for(plan: ComparisonPlan) -> dict[str, Machine]:
-    """By contender."""
+    """Machine that each contender runs on, by its name."""
     return {
         each.name: machine_of(each.config.model, each.config.device) or Machine.current() for each in plan.contenders
     }
@@ -189,31 +189,31 @@ def default_jobs(plan: ComparisonPlan, machines: Mapping[str, Machine]) -> int:
 
 def compared(
     plan: ComparisonPlan, path: Path, jobs: int | None, command: str, view: View, *, accept_lost: bool = False
-) -> tuple[Result, list[Failure]]:
+) -> tuple[ComparisonResult, list[RunFailure]]:
     """Do what is left of a comparison and write its reports; ValueError where the folder cannot be taken for it."""
     machines = machines_for(plan)
-    most = jobs or default_jobs(plan, machines)
-    place, existed = Place(path), path.exists()
+    max_jobs = jobs or default_jobs(plan, machines)
+    files, existed = ComparisonFolder(path), path.exists()
     with ExitStack() as until:
         try:
             lock = FolderLock(path)
             until.callback(lambda: lock.release(remove_empty=not existed))
-            place.check(plan)
-            left = [job for job in plan.jobs() if not is_finished(job, place, accept_lost)]
+            files.check(plan)
+            left = [job for job in plan.jobs() if not is_finished(job, files, accept_lost)]
         except OSError as error:
             raise unwritable(path, error) from error
         view.begins(len(left))
-        machines = place.settle(plan, machines, shlex.split(command))
+        machines = files.settle(plan, machines, shlex.split(command))
         failures = run_jobs(
             left,
-            place,
+            files,
             machines,
-            most,
+            max_jobs,
             started=view.started,
             ended=view.ended,
             waiting=view.waiting,
             accept_lost=accept_lost,
         )
-        result = gathered(plan, place, failures, command)
+        result = gathered(plan, files, failures, command)
         write_reports(path, result)
     return result, failures

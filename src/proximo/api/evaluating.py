@@ -49,7 +49,7 @@ NEEDED = ("task", "rewards", "sampling", "evaluation", "device", "dtype", "envir
 
 @dataclass(frozen=True)
 class EvalConfig:
-    """How a model is evaluated. For a run's own model the defaults come from the run's config.toml."""
+    """Settings of an evaluation. For a run's own model the defaults come from the run's config.toml."""
 
     task: TaskOptions = field(default_factory=Arithmetic)
     rewards: RewardMix = field(default_factory=RewardMix)
@@ -100,8 +100,8 @@ def evaluate(
     load_code   load code that the run's config names, although you have not run it with this run before
 
     Example:
-        found = proximo.evaluate("runs/mine", problems=200)
-        print(f"{found.accuracy:.1%} ({found.low:.1%} to {found.high:.1%})")
+        result = proximo.evaluate("runs/mine", problems=200)
+        print(f"{result.accuracy:.1%} ({result.low:.1%} to {result.high:.1%})")
     """
     refuse_kind("model", model, (str, Path), "a folder, a run's folder or a hub id")
     tell = keep_quiet if quiet else say
@@ -121,10 +121,10 @@ def evaluate(
     if source is not None:
         tell(source)
     with as_found():
-        found, failures = evaluated(str(model), with_rewards(config, rewards))
+        result, failures = evaluated(str(model), with_rewards(config, rewards))
     for failure in failures:
         tell(f"warning: {failure}")
-    return found.evaluation
+    return result.evaluation
 
 
 def _task(given: TaskOptions | str) -> TaskOptions:
@@ -165,7 +165,7 @@ def _evaluated(name: str, config: EvalConfig, label: str) -> tuple[ModelResult, 
     task = with_reward_models(task, config.rewards, tokenizer, config.dtype)
     sampler = local_sampler(model, tokenizer)
     with grading() as active:
-        found = evaluation.answers(
+        answers = evaluation.answers(
             task,
             sampler,
             tokenizer,
@@ -176,7 +176,7 @@ def _evaluated(name: str, config: EvalConfig, label: str) -> tuple[ModelResult, 
             split=config.split,
         )
     failures = [str(failures) for failures in (*active.failures.take(), *active.failed.take())]
-    return ModelResult(label, found, config.task), failures
+    return ModelResult(label, answers, config.task), failures
 
 
 def on_data(config: EvalConfig, path: str) -> EvalConfig | None:
@@ -199,18 +199,18 @@ def on_all(config: EvalConfig, task: TaskOptions) -> EvalConfig:
 
 
 def own_evaluation(name: str, *, load_code: bool = False) -> tuple[EvalConfig, str | None]:
-    """As the run evaluated itself, where the model is a run of `proximo train` or one of its checkpoints, with a line
-    that says so; else the defaults."""
-    found = _own_config(name, _needed, load_code)
-    if found is None:
+    """Settings with which the run evaluated itself, where the model is a run of `proximo train` or one of its
+    checkpoints, with a line that says so; else the defaults."""
+    match = _own_config(name, _needed, load_code)
+    if match is None:
         return EvalConfig(), None
-    config, file = found
+    config, file = match
     return _as_evaluated(config), _settings(str(file), config)
 
 
 def shipped_evaluation(name: str) -> tuple[EvalConfig, str]:
-    """As the preset of a model that ships evaluates it, with a line that says so; another model's task has to be
-    named."""
+    """Settings with which the preset of a model that ships evaluates it, with a line that says so; another model's task
+    has to be named."""
     preset = next((each for each in PRESETS if isinstance(each.config, RunConfig) and each.config.model == name), None)
     if preset is None:
         read_config(resolve(name))  # one that is not there is told so
@@ -226,7 +226,7 @@ def _settings(source: str, config: RunConfig) -> str:
 
 
 def _as_evaluated(config: RunConfig) -> EvalConfig:
-    """How a run of this config evaluates its model."""
+    """Settings with which a run of this config evaluates its model."""
     return EvalConfig(
         task=config.task,
         rewards=config.rewards,
@@ -250,15 +250,15 @@ def task_name(task: TaskOptions) -> str:
 
 def own_file(name: str) -> File | None:
     """The task of a run that trains on a file, without its reward, which may be code; None for any other model."""
-    found = _own_config(name, _asked)
-    task = None if found is None else found[0].task
+    match = _own_config(name, _asked)
+    task = None if match is None else match[0].task
     return task if isinstance(task, File) else None
 
 
 def _own_config(
     name: str, part: Callable[[dict[str, Any]], dict[str, Any]], load_code: bool = False
 ) -> tuple[RunConfig, Path] | None:
-    """This part of a run's config, with defaults for the rest, and its file; None for any other model."""
+    """A part of a run's config, with defaults for the rest, and its file; None for any other model."""
     folder = without_links(name)
     run = folder.parents[1] if folder.match("checkpoints/*") else folder
     file = run / "config.toml"
@@ -285,7 +285,7 @@ def _needed(tables: dict[str, Any]) -> dict[str, Any]:
 
 
 def _asked(tables: dict[str, Any]) -> dict[str, Any]:
-    """What says how a file's problems are asked."""
+    """Options that decide how a file's problems are asked."""
     task = renewed(tables).get("task")
     if not isinstance(task, dict) or task.get("type") != File.__name__:
         return {}

@@ -10,7 +10,7 @@ from proximo.api.messages import Say
 from proximo.api.threads import suit_machine
 from proximo.api.validate import refuse_used, unwritable
 from proximo.runs.checkpoints import CHECKPOINTS
-from proximo.runs.session import Attempt, begin
+from proximo.runs.session import RunSession, open_session
 from proximo.runs.signals import Stopped
 from proximo.system.opening import without_links
 
@@ -30,17 +30,19 @@ def taken(
     points: str | None = CHECKPOINTS,
     algorithm: str | None = None,
     accept_lost: bool = False,
-) -> Iterator[Attempt]:
+) -> Iterator[RunSession]:
     """A run folder, or ValueError in one line: another process has it, it holds another run, or it cannot be
     written."""
     with ExitStack() as until:
         try:
-            attempt = until.enter_context(
-                begin(path, config_toml, points=points, allowed=allowed, algorithm=algorithm, accept_lost=accept_lost)
+            session = until.enter_context(
+                open_session(
+                    path, config_toml, points=points, allowed=allowed, algorithm=algorithm, accept_lost=accept_lost
+                )
             )
         except OSError as error:
             raise unwritable(path, error) from error
-        yield attempt
+        yield session
 
 
 @contextmanager
@@ -53,17 +55,17 @@ def attempted(
     accept_lost: bool,
     points: str = CHECKPOINTS,
     algorithm: str | None = None,
-) -> Iterator[Attempt]:
-    """As `taken`, for a call from Python: what ends a run early says how to go on, and Ctrl-C is KeyboardInterrupt."""
+) -> Iterator[RunSession]:
+    """Do as `taken`, for a call from Python: what ends a run early says how to go on; Ctrl-C is KeyboardInterrupt."""
     if not resume:
         refuse_used(path)
     try:
-        with taken(path, config_toml, allow_change, points, algorithm, accept_lost) as attempt:
+        with taken(path, config_toml, allow_change, points, algorithm, accept_lost) as session:
             try:
-                yield attempt
+                yield session
             except Exception as error:
-                if attempt.started:
-                    error.add_note(f"what was written so far is in {path}; {attempt.resume_hint}")
+                if session.started:
+                    error.add_note(f"what was written so far is in {path}; {session.resume_hint}")
                 raise
     except Stopped as stopped:
         if stopped.signal == signal.SIGINT:
@@ -71,19 +73,19 @@ def attempted(
         raise
 
 
-def suit_attempt(attempt: Attempt, model: str | None, device: str, say: Say) -> None:
+def suit_session(session: RunSession, model: str | None, device: str, say: Say) -> None:
     """The machine as the run began with it, so that a resume gives the same bits; and a line that says where from."""
-    if attempt.machine is None:
+    if session.machine is None:
         suit_machine(model, device)
         return
-    attempt.machine.apply()
-    say(attempt.remark or "")
-    for message in attempt.damaged:
+    session.machine.apply()
+    say(session.remark or "")
+    for message in session.damaged:
         say(f"warning: {message}; skipped")
     for message in (
-        *([attempt.other_code] if attempt.other_code else []),
-        *attempt.lost,
-        *attempt.altered,
-        *attempt.corrected,
+        *([session.other_code] if session.other_code else []),
+        *session.lost,
+        *session.altered,
+        *session.corrected,
     ):
         say(f"warning: {message}")

@@ -11,10 +11,10 @@ Say = Callable[[str], None]
 
 
 def say(message: str) -> None:
-    """On stderr; without secrets, and without what would steer the terminal: messages quote models and files."""
+    """Print on stderr, without secrets and without what would steer the terminal: messages quote models and files."""
     with suppress(OSError):  # a closed stderr is no reason to stop
         print(visible(masked(message), MAX_SHOWN), file=sys.stderr, flush=True)
 
 
 def keep_quiet(message: str) -> None:
-    """In the place of `say`."""
+    """Print nothing, in the place of `say`."""

@@ -57,7 +57,7 @@ PASSES = (8192, 4096, 2048, 1024, 512)
 
 @dataclass(frozen=True)
 class Fit:
-    """Whether a run fits on the device that it would use here."""
+    """Prediction whether a run fits on the device that it would use here."""
 
     fits: bool
     peak: int
@@ -77,19 +77,19 @@ def fit_here(config: RunConfig, held: MemoryEstimate) -> Fit:
     here, prompt = CPU if pick_device(config.device) == "cpu" else HERE, max(1, longest_prompt(config))
     if config.ranks is not None and config.ranks.processes > 1:
         return _fit_on_ranks(config, config.ranks, card(here), prompt)
-    found = plan(config, here, prompt_tokens=prompt)
-    own, other = (found.lora, found.full) if config.adapter is not None else (found.full, found.lora)
-    seconds = own.time and own.time.total
+    planned = plan(config, here, prompt_tokens=prompt)
+    chosen, other = (planned.lora, planned.full) if config.adapter is not None else (planned.full, planned.lora)
+    seconds = chosen.time and chosen.time.total
     if seconds is None:
-        lines = [found.verdicts[found.ways.index(own)].partition(": ")[2]]
+        lines = [planned.verdicts[planned.ways.index(chosen)].partition(": ")[2]]
     else:
-        peak = f"predicted peak {own.memory.peak / GIB:,.1f} of {own.memory.usable / GIB:,.1f} GiB"
+        peak = f"predicted peak {chosen.memory.peak / GIB:,.1f} of {chosen.memory.usable / GIB:,.1f} GiB"
         lines = [f"fits: {peak}; a step takes about {_duration(seconds)} if all completions reach the limit"]
-    if not own.fits and (budget := _smaller_passes(config, found)) is not None:
+    if not chosen.fits and (budget := _smaller_passes(config, planned)) is not None:
         lines.append(f"it fits with --training.token-budget {budget}: shorter passes, for the same results")
-    elif not own.fits and other.fits and config.adapter is None:
+    elif not chosen.fits and other.fits and config.adapter is None:
         lines.append(f"{other.name} fits: --adapter.type Lora")
-    return Fit(own.fits, own.memory.peak, seconds, lines)
+    return Fit(chosen.fits, chosen.memory.peak, seconds, lines)
 
 
 def _fit_on_ranks(config: RunConfig, ranks: Ranks, device: DeviceCard, prompt_tokens: int) -> Fit:
@@ -97,15 +97,17 @@ def _fit_on_ranks(config: RunConfig, ranks: Ranks, device: DeviceCard, prompt_to
     number, dtype = ranks.processes, planned_dtype(config.dtype, device)
     full, small = holdings(config, dtype, compiled=config.compile and device.is_gpu)
     holding, size = small if config.adapter is not None else full, StepSize.of(config, prompt_tokens, None)
-    own = device if device.is_gpu else replace(device, memory=device.memory / number, context=device.context / number)
+    per_rank = (
+        device if device.is_gpu else replace(device, memory=device.memory / number, context=device.context / number)
+    )
     only_learns = getattr(config.sampler, "reads_weights_only", False)
 
     def predicted(count: int, shard: int) -> tuple[int, bool]:
         held = RankCount(count, shard)
         if only_learns:
-            memory = rank_memory(holding, size, own, held)
+            memory = rank_memory(holding, size, per_rank, held)
             return memory.total, memory.fits
-        use = sampling_rank_memory(holding, size, own, held)
+        use = sampling_rank_memory(holding, size, per_rank, held)
         return use.peak, use.fits
 
     shard = ranks.shard or number
@@ -113,7 +115,7 @@ def _fit_on_ranks(config: RunConfig, ranks: Ranks, device: DeviceCard, prompt_to
     line = (
         f"{'fits' if fits else 'does not fit'} on {number} ranks with "
         f"{'whole weights' if shard == 1 else f'weights in {shard} shards'}: predicted peak {peak / GIB:,.1f} of "
-        f"{own.usable / GIB:,.1f} GiB on {'rank 0' if any(each.whole for each in holding.components) else 'each'}"
+        f"{per_rank.usable / GIB:,.1f} GiB on {'rank 0' if any(each.whole for each in holding.components) else 'each'}"
     )
     tried = [number, *(count for count in MORE_RANKS if count > number)]
     more = [] if fits or not device.is_gpu else [count for count in tried if predicted(count, count)[1]]
@@ -124,13 +126,13 @@ def _fit_on_ranks(config: RunConfig, ranks: Ranks, device: DeviceCard, prompt_to
     return Fit(fits, peak, None, [line])
 
 
-def _smaller_passes(config: RunConfig, found: RunPlan) -> int | None:
+def _smaller_passes(config: RunConfig, planned: RunPlan) -> int | None:
     """Tokens per pass with which a run fits on a CPU, where passes are not fitted to the memory."""
-    if found.card.is_gpu or config.training.token_budget is not None:
+    if planned.card.is_gpu or config.training.token_budget is not None:
         return None
     for budget in PASSES:
         smaller = replace(config, training=replace(config.training, token_budget=budget))
-        tried = make_plan(smaller, found.card, prompt_tokens=found.size.prompt_tokens, mean_tokens=None)
+        tried = make_plan(smaller, planned.card, prompt_tokens=planned.size.prompt_tokens, mean_tokens=None)
         if (tried.full if config.adapter is None else tried.lora).fits:
             return budget
     return None

@@ -23,13 +23,13 @@ class Silent:
     def stop(self) -> None: ...
 
 
-class Watched:
+class ObservedProgress:
     """Another progress, with a function that sees each step's metrics and may end the run."""
 
     def __init__(self, inner: Progress, on_step: OnStep) -> None:
         self._inner, self._on_step = inner, on_step
         self.ended = False
-        """Whether the function has asked for the end."""
+        """True once the function has asked for the end."""
 
     def start(self, steps: int, before: Evaluation) -> None:
         self._inner.start(steps, before)

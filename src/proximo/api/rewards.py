@@ -49,7 +49,7 @@ def to_reward(given: Rewarding) -> Reward:
 
 
 def is_scored(config: RunConfig) -> bool:
-    """Whether the environment gives the verdict, so that data need no answers to compare with."""
+    """True if the environment gives the verdict, so that data need no answers to compare with."""
     return isinstance(config.environment, Acting) and config.environment.scores
 
 
@@ -116,11 +116,11 @@ def _given_again(config: Config, missing: Sequence[GivenFunction], rules: Sequen
             f"rewards has {len(rewards)} functions, and the config's own are {', '.join(names)}: give those, in this "
             "order"
         )
-    found = dict(zip(map(id, missing), rewards, strict=True))
+    replacements = dict(zip(map(id, missing), rewards, strict=True))
     task = config.task
-    if isinstance(task, File) and id(task.reward) in found:
-        task = replace(task, reward=found[id(task.reward)])
-    held = tuple(replace(rule, reward=found.get(id(rule.reward), rule.reward)) for rule in config.rewards.rules)
+    if isinstance(task, File) and id(task.reward) in replacements:
+        task = replace(task, reward=replacements[id(task.reward)])
+    held = tuple(replace(rule, reward=replacements.get(id(rule.reward), rule.reward)) for rule in config.rewards.rules)
     return _changed(config, task=task, rewards=replace(config.rewards, rules=held))
 
 

@@ -16,9 +16,9 @@ from proximo.config import toml
 from proximo.insight.charts.drawing import Series, line_chart
 from proximo.insight.doctor.checkup import check_up
 from proximo.insight.folder import RunFolder, State
-from proximo.insight.lens.replay import Comparison, compared, own_name
+from proximo.insight.lens.replay import ComparedAlgorithm, compared, own_name
 from proximo.insight.reading import is_number
-from proximo.insight.report.facts import STAGES
+from proximo.insight.report.run_details import STAGES
 from proximo.models import load_tokenizer
 from proximo.models.model_types import PreTrainedModel, PreTrainedTokenizerBase
 from proximo.models.shipped import resolve
@@ -73,8 +73,8 @@ class OpenedRun:
 
     @cached_property
     def config(self) -> RunConfig | SftConfig | RewardModelConfig | DpoConfig:
-        """What the run was started with: `proximo.train(run.config, run.path)` resumes it. Classes of your own that it
-        names are loaded, if you have run them with this run before, or permit it."""
+        """Config that the run was started with: `proximo.train(run.config, run.path)` resumes it. Classes of your own
+        that it names are loaded, if you have run them with this run before, or permit it."""
         return _config(self._loading())
 
     @property
@@ -84,7 +84,7 @@ class OpenedRun:
 
     @property
     def algorithm(self) -> Algorithm | None:
-        """None for a stage that learns from a file."""
+        """Algorithm of the run; None for a stage that learns from a file."""
         return self.config.algorithm if isinstance(self.config, RunConfig) else None
 
     @property
@@ -106,11 +106,11 @@ class OpenedRun:
         ordered = [rows[step] for step in sorted(rows)]
         columns = {name: [_number(row.get(name)) for row in ordered] for name in names if name != "step"}
         steps = pa.array([int(row["step"]) for row in ordered], pa.int64())
-        return pa.table({"step": steps} | {name: pa.array(found, pa.float64()) for name, found in columns.items()})
+        return pa.table({"step": steps} | {name: pa.array(values, pa.float64()) for name, values in columns.items()})
 
     def rollouts(self, step: int) -> pa.Table:
-        """Everything that was sampled for a step, a completion a row: prompt, text, tokens, outcome, reward, advantages
-        and log-probs; those that did not train say so in `state`. ValueError where the step is not stored.
+        """The rollouts of a step, a completion a row: prompt, text, tokens, outcome, reward, advantages and log-probs;
+        those that did not train say so in `state`. ValueError where the step is not stored.
 
         Example: run.rollouts(step=12).select(["prompt", "text", "reward"]).to_pylist()[0]
         """
@@ -118,28 +118,28 @@ class OpenedRun:
         return read_columns(self._folder.step_file(step))
 
     def events(self) -> list[dict[str, Any]]:
-        """What happened on the way, in order: resumes, findings, unscored completions, changed fields."""
+        """Events of the run, in order: resumes, findings, unscored completions, changed fields."""
         return self._folder.rows(EVENTS)
 
     @property
     def result(self) -> RunResult | Fitted | None:
         """Result of the run or the stage; None where the run is not finished. Without the run's task, where
         that is a class of your own or its data are gone, there are no examples in it."""
-        found = self._folder.result
-        if found is None:
+        stored = self._folder.result
+        if stored is None:
             return None
-        if "examples" not in found:
-            return Fitted.from_dict(found, self.path)
+        if "examples" not in stored:
+            return Fitted.from_dict(stored, self.path)
         try:
             config = self._folder.config
-            return RunResult.from_dict(found, self.path, config.task, config.seed)
+            return RunResult.from_dict(stored, self.path, config.task, config.seed)
         except (ValueError, OSError):
-            return RunResult.from_dict(found | {"examples": []}, self.path, Arithmetic(), 0)
+            return RunResult.from_dict(stored | {"examples": []}, self.path, Arithmetic(), 0)
 
     def findings(self) -> list[Finding]:
-        """What is wrong with the run now, worst first, each with its remedy; what `proximo doctor` says. Reads all
-        files of the run."""
-        return [spell.finding for spell in check_up(self._folder).standing]
+        """Faults that the run has now, worst first, each with its remedy; what `proximo doctor` says. Reads all files
+        of the run."""
+        return [active.finding for active in check_up(self._folder).standing]
 
     def plot(self, *metrics: str, title: str | None = None) -> Plot:
         """A chart of metrics over steps, the outcome where none is named; held-out values are drawn next to those
@@ -149,18 +149,18 @@ class OpenedRun:
         """
         table, series = self.metrics(), []
         for metric in metrics or ("outcome",):
-            found = {name: _curve(table, name) for name in (metric, HELD_OUT + metric) if name in table.column_names}
-            if not found:
+            curves = {name: _curve(table, name) for name in (metric, HELD_OUT + metric) if name in table.column_names}
+            if not curves:
                 raise ValueError(
                     f"{metric!r} is no metric of {self.path}; there are {', '.join(table.column_names[1:])}"
                 )
-            series += [Series(_line_name(name, metric, len(metrics) > 1), points) for name, points in found.items()]
+            series += [Series(_line_name(name, metric, len(metrics) > 1), points) for name, points in curves.items()]
         named = title or ", ".join(metrics or ("outcome",))
         return plot_of(f"{named} of {self._folder.name}", line_chart(named, series))
 
-    def lens(self, step: int, *algorithms: str | Algorithm) -> list[Comparison]:
-        """What algorithms would have done with a stored step, the run's own first: losses, tokens blocked, gradients;
-        what `proximo replay` prints. Algorithms are named as in `proximo explain --all`, or given as values.
+    def lens(self, step: int, *algorithms: str | Algorithm) -> list[ComparedAlgorithm]:
+        """Replays of a stored step under algorithms, the run's own first: losses, tokens blocked, gradients; what
+        `proximo replay` prints. Algorithms are named as in `proximo explain --all`, or given as values.
 
         Example: own, sapo = run.lens(12, "sapo"); sapo.cosine
         """
@@ -249,10 +249,10 @@ def algorithm_of(given: str | Algorithm) -> Algorithm:
 
 
 def _card(name: str) -> explain.Card:
-    found = explain.card(name)
-    if found is None:
+    card = explain.card(name)
+    if card is None:
         raise ValueError(f"no algorithm is called {name!r}; there are {', '.join(c.name for c in explain.CARDS)}")
-    return found
+    return card
 
 
 def _config(folder: RunFolder) -> RunConfig | SftConfig | RewardModelConfig | DpoConfig:

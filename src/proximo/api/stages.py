@@ -5,13 +5,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
-from proximo.api.folders import PathLike, attempted, folder_for, suit_attempt
+from proximo.api.folders import PathLike, attempted, folder_for, suit_session
 from proximo.api.messages import Say, keep_quiet, say
 from proximo.api.threads import as_found, on_ranks
 from proximo.api.validate import refuse_kind, refuse_values
 from proximo.config import toml
 from proximo.data import DataFile
-from proximo.runs.session import Attempt
+from proximo.runs.session import RunSession
 from proximo.runs.tracking.processes import tracked
 from proximo.runs.tracking.trackers import check_names
 from proximo.supervised import dpo as dpo_stage
@@ -25,7 +25,7 @@ from proximo.supervised.snapshots import POINTS
 from proximo.supervised.stage_model import HoldsStages
 
 Config = TypeVar("Config", DpoConfig, RewardModelConfig, SftConfig)
-StageFunction = Callable[[Config, Path, Say, Attempt, HoldsStages | None], Fitted]
+StageFunction = Callable[[Config, Path, Say, RunSession, HoldsStages | None], Fitted]
 """Runs a stage into a folder that is taken."""
 
 
@@ -133,17 +133,17 @@ def _fitted(
         as_found(),
         attempted(
             path, text, resume=resume, allow_change=allow_change, accept_lost=accept_lost, points=POINTS
-        ) as attempt,
+        ) as session,
     ):
-        if attempt.result is None:
-            suit_attempt(attempt, config.model, config.device, tell)
-        with tracked(path, track if attempt.result is None else (), tell):
-            return fitted_in(config, path, stage, attempt, tell)
+        if session.result is None:
+            suit_session(session, config.model, config.device, tell)
+        with tracked(path, track if session.result is None else (), tell):
+            return fitted_in(config, path, stage, session, tell)
 
 
-def fitted_in(config: Config, path: Path, stage: StageFunction[Config], attempt: Attempt, say: Say) -> Fitted:
+def fitted_in(config: Config, path: Path, stage: StageFunction[Config], session: RunSession, say: Say) -> Fitted:
     """Run a stage whose folder is taken, on the processes that its config names; of a finished one its result."""
-    if attempt.result is not None:
-        return stage(config, path, say, attempt, None)
+    if session.result is not None:
+        return stage(config, path, say, session, None)
     with on_ranks(config) as ranks:
-        return stage(config, path, say, attempt, ranks)
+        return stage(config, path, say, session, ranks)

@@ -49,16 +49,16 @@ def open_model(
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """A model and its tokenizer, on the machine as it suits them; ValueError where it cannot be loaded."""
     suit_machine(name, device)
-    path, place = resolve(name), pick_device(device)
-    model = load_model(path, dtype=pick_dtype(dtype, place), device=place, keep_adapter=True)
+    path, target = resolve(name), pick_device(device)
+    model = load_model(path, dtype=pick_dtype(dtype, target), device=target, keep_adapter=True)
     return model, load_tokenizer(path)
 
 
 def transformers_model(name: str) -> PreTrainedModel:
     """A model for other libraries: with transformers' own attention, which ours cannot replace in `generate`, and an
     adapter merged into the weights. On the GPU if there is one."""
-    place = pick_device("auto")
-    model = load_model(resolve(name), dtype=pick_dtype("auto", place), device=place)
+    target = pick_device("auto")
+    model = load_model(resolve(name), dtype=pick_dtype("auto", target), device=target)
     if supports_packing(model):
         model.set_attn_implementation("sdpa")
     return model
@@ -75,7 +75,7 @@ def suit_machine(name: str | None, device: str = "auto") -> None:
 
 
 def machine_of(name: str | None, device: str) -> machine.Machine | None:
-    """None where the model or the device cannot be opened."""
+    """Machine for a model on a device; None where one of them cannot be opened."""
     try:
         if pick_device(device) != "cpu":
             return machine.beside_gpu()
@@ -90,7 +90,8 @@ def _num_parameters(path: str) -> int | None:
 
 
 def num_parameters(folder: Path) -> int | None:
-    """From the headers of its files; None where there are none, as of a model that is still to be downloaded."""
+    """Number of a model's parameters, from the headers of its files; None where there are none, as of a model that is
+    still to be downloaded."""
     shapes = [shape for file in folder.glob("*.safetensors") for shape in tensors(file).values()]
     count = sum(map(math.prod, shapes))
     return count or None
@@ -98,7 +99,7 @@ def num_parameters(folder: Path) -> int | None:
 
 @contextmanager
 def on_ranks(config: "RunConfig | StageConfig") -> "Iterator[OnRanks | None]":
-    """What holds the run on several processes, if it has any; a run of one imports nothing of it."""
+    """The object that holds the run on several processes, if it has any; a run of one imports nothing of it."""
     if config.ranks is None:
         yield None
         return
@@ -119,8 +120,8 @@ def on_processes(
     *,
     quiet: bool,
 ) -> bool:
-    """Whether the config asks for several processes, which a call from Python has to start: then `proximo train` has
-    trained the run in its folder. ValueError where that failed."""
+    """Train on several processes, which a call from Python has to start, if the config asks for them: True if `proximo
+    train` has trained the run in its folder. ValueError where that failed."""
     if config.ranks is None or config.ranks.processes < 2 or "RANK" in os.environ:
         return False
     if on_step is not None:
@@ -134,8 +135,8 @@ def on_processes(
     arguments = [each for field in allow_change for each in ("--allow-change", field)]
     arguments += [*(["--accept-lost-rows"] if accept_lost else []), *(["--track", *track] if track else [])]
     make_folder(folder.parent)
-    with starting(config.ranks) as start, TemporaryDirectory(dir=folder.parent, prefix=".ranks-") as place:
-        file = Path(place) / "run.toml"
+    with starting(config.ranks) as start, TemporaryDirectory(dir=folder.parent, prefix=".ranks-") as temporary:
+        file = Path(temporary) / "run.toml"
         write_new(file, toml.dumps(config).encode())
         command = command_of(["train", str(file), "--run", str(folder), *arguments])
         status = launch(command, config.ranks.processes, keep_quiet if quiet else say, quiet=quiet, start=start)

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from proximo.algorithms import Algorithm, explain
-from proximo.api.folders import PathLike, attempted, folder_for, suit_attempt
+from proximo.api.folders import PathLike, attempted, folder_for, suit_session
 from proximo.api.messages import Say, keep_quiet, say
-from proximo.api.progress import OnStep, Silent, Watched
+from proximo.api.progress import ObservedProgress, OnStep, Silent
 from proximo.api.rewards import Rewards, is_scored, with_rewards
 from proximo.api.run import TrainedRun, algorithm_of
 from proximo.api.threads import as_found, on_processes, on_ranks
@@ -22,7 +22,7 @@ from proximo.models import load_tokenizer
 from proximo.models.adapters.lora import Lora
 from proximo.models.compiling import compiles
 from proximo.models.shipped import resolve
-from proximo.recipes.defaults import START, Default, defaults_for, facts_of, listed, with_defaults
+from proximo.recipes.defaults import START, Default, defaults_for, listed, traits_of, with_defaults
 from proximo.recipes.presets import ARITHMETIC, with_algorithm, with_values
 from proximo.rewards import ExactMatch
 from proximo.rl import train as loop
@@ -33,7 +33,7 @@ from proximo.rl.progress import Progress, ProgressLines
 from proximo.rl.result import RunResult, refuse_fewer_steps
 from proximo.rl.run import Run
 from proximo.runs.checkpoints import step_of
-from proximo.runs.session import Attempt
+from proximo.runs.session import RunSession
 from proximo.runs.tracking.processes import tracked
 from proximo.runs.tracking.trackers import check_names
 from proximo.tasks import Task, TaskOptions
@@ -44,11 +44,11 @@ from proximo.tasks.sources.recognising import Chosen
 KEPT = Path("runs") / "data"
 """Folder for rows that were given in Python."""
 CONFIG = "a RunConfig, such as replace(proximo.presets.ARITHMETIC, steps=20)"
-"""What a config may be, for errors."""
-OWN = replace(START, task=ARITHMETIC.task)
-"""Where a config for a model and data begins: a model alone is trained on the demo's task."""
+"""Description of a config, for errors."""
+STARTING_CONFIG = replace(START, task=ARITHMETIC.task)
+"""Config from which that for a model and data starts: a model alone is trained on the demo's task."""
 CHANGED = "`proximo.config_for` gives the config, and `dataclasses.replace` changes it"
-"""How to change what was chosen, for a person."""
+"""Advice on changing what was chosen, for a person."""
 COMPILING = "compiling for this GPU: the first evaluation and the first update take up to a minute longer than others"
 
 
@@ -106,10 +106,10 @@ def train(
         proximo.train(replace(proximo.presets.ARITHMETIC, algorithm=proximo.DAPO, steps=20), "runs/demo")
     """
     refuse_kind("config", config, (RunConfig, str, Path), f"a model's folder or name, or {CONFIG}")
-    base = config if isinstance(config, RunConfig) else _own(config, data)
+    base = config if isinstance(config, RunConfig) else _starting_config(config, data)
     played = given_environment(environment, tools, max_turns)
     base = _given(base, data, evaluation_data, rewards, algorithm, steps, quiet, played)
-    chosen = () if isinstance(config, RunConfig) else defaults_for(base, facts_of(base))
+    chosen = () if isinstance(config, RunConfig) else defaults_for(base, traits_of(base))
     options = {"resume": resume, "allow_change": allow_change, "accept_lost": accept_lost_rows, "track": track}
     return train_in(run, with_defaults(base, chosen), chosen, on_step, quiet, **options)
 
@@ -130,7 +130,7 @@ def train_in(
     refuse_values(config)
     track = [track] if isinstance(track, str) else track
     check_names(track)
-    watched = Watched(Silent() if quiet else ProgressLines(), on_step or (lambda step, metrics: None))
+    observed = ObservedProgress(Silent() if quiet else ProgressLines(), on_step or (lambda step, metrics: None))
     folder = folder_for(run, explain.nearest(config.algorithm).name)
     elsewhere = on_processes(config, folder, on_step, resume, allow_change or (), accept_lost, track, quiet=quiet)
     taking = attempted(
@@ -141,18 +141,18 @@ def train_in(
         accept_lost=accept_lost,
         algorithm=explain.named(config.algorithm),
     )
-    with as_found(), taking as attempt:
+    with as_found(), taking as session:
         result = trained(
             config,
-            attempt,
-            watched,
+            session,
+            observed,
             keep_quiet if quiet or elsewhere else say,
             more="steps" in (allow_change or ()),
-            ends=lambda: watched.ended,
+            ends=lambda: observed.ended,
             opening=listed(chosen, CHANGED),
             track=track,
         )
-    return TrainedRun(attempt.folder, result)
+    return TrainedRun(session.folder, result)
 
 
 def config_for(
@@ -181,22 +181,22 @@ def config_for(
     refuse_kind("model", model, (str, Path), "a folder, a hub id, or the name of a model that ships with Proximo")
     if adapter is not None:
         refuse_kind("adapter", adapter, Lora, "a proximo.Lora, such as proximo.Lora(rank=8, alpha=16)")
-    base = replace(_own(model, data), adapter=adapter)
+    base = replace(_starting_config(model, data), adapter=adapter)
     base = _given(base, data, evaluation_data, rewards, algorithm, steps, quiet)
-    chosen = defaults_for(base, facts_of(base))
+    chosen = defaults_for(base, traits_of(base))
     for line in () if quiet else listed(chosen, CHANGED):
         say(line)
     return with_defaults(base, chosen)
 
 
-def _own(model: str | Path, data: Any) -> RunConfig:
-    """Where the config of a model begins; data have to be given with it."""
+def _starting_config(model: str | Path, data: Any) -> RunConfig:
+    """Config from which that of a model starts; data have to be given with it."""
     if data is None:
         raise ValueError(
             f"data is not given: name what {model} is trained on, a file, rows, or a task such as "
             "proximo.tasks.Arithmetic()"
         )
-    return replace(OWN, model=str(model))
+    return replace(STARTING_CONFIG, model=str(model))
 
 
 def _given(
@@ -266,16 +266,16 @@ def task_of(
         has_reward=rewarded,
     )
     chat = model is not None and load_tokenizer(resolve(model)).chat_template is not None
-    found = open_data(paths_of(data, Path(keep_in)), paths_of(evaluation, Path(keep_in)), chosen, chat=chat)
-    for line in found.lines:
+    opened = open_data(paths_of(data, Path(keep_in)), paths_of(evaluation, Path(keep_in)), chosen, chat=chat)
+    for line in opened.lines:
         (keep_quiet if quiet else say)(line)
     # A reward stands where one has to be until what is rewarded takes its place.
-    return with_reward(found.task, ExactMatch()) if rewarded else found.task
+    return with_reward(opened.task, ExactMatch()) if rewarded else opened.task
 
 
 def trained(
     config: RunConfig,
-    attempt: Attempt,
+    session: RunSession,
     progress: Progress,
     say: Say,
     *,
@@ -286,29 +286,29 @@ def trained(
 ) -> RunResult:
     """The rest of a run whose folder is taken; of a finished one its result. `more`: one that was ended before its
     last step does the others. `opening`: lines to say when a new run is not refused and begins."""
-    has_steps_left = attempt.resume_from is not None and step_of(attempt.resume_from) < config.steps
-    if attempt.result is not None and not (more and has_steps_left):
-        return _kept(config, attempt, say)
-    attempt.result = None
-    suit_attempt(attempt, config.model, config.device, say)
-    refuse_fewer_steps(config, attempt.resume_from)
-    with tracked(attempt.folder, track, say):
+    has_steps_left = session.resume_from is not None and step_of(session.resume_from) < config.steps
+    if session.result is not None and not (more and has_steps_left):
+        return _kept(config, session, say)
+    session.result = None
+    suit_session(session, config.model, config.device, say)
+    refuse_fewer_steps(config, session.resume_from)
+    with tracked(session.folder, track, say):
         try:
             with name_user_code(config), on_ranks(config) as ranks:
-                run = Run(config, attempt.folder, progress, ranks)
-                for line in (*(opening if attempt.resume_from is None else ()), *run.grading.called()):
+                run = Run(config, session.folder, progress, ranks)
+                for line in (*(opening if session.resume_from is None else ()), *run.grading.called()):
                     say(line)
                 if compiles(run.model):
                     say(COMPILING)
-                return loop.train(run, attempt, ends=ends)
+                return loop.train(run, session, ends=ends)
         finally:
             progress.stop()
 
 
-def _kept(config: RunConfig, attempt: Attempt, say: Say) -> RunResult:
-    assert attempt.result is not None
+def _kept(config: RunConfig, session: RunSession, say: Say) -> RunResult:
+    assert session.result is not None
     field = "steps" if config.max_generated_tokens is None else "max_generated_tokens"
-    say(f"{attempt.folder}: this run is finished; more steps: `{field}=N` `allow_change=['{field}']`")
+    say(f"{session.folder}: this run is finished; more steps: `{field}=N` `allow_change=['{field}']`")
     path = resolve(config.model)
     check_prompts(config, path, load_tokenizer(path))  # what was left out of the data is left out again
-    return RunResult.from_dict(attempt.result, attempt.folder, config.task, config.seed)
+    return RunResult.from_dict(session.result, session.folder, config.task, config.seed)

@@ -1,4 +1,4 @@
-"""What is refused before anything starts: values that no field of a config may hold, and run folders."""
+"""Checks before anything starts: values that no field of a config may hold, and run folders."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -46,7 +46,7 @@ def refuse_kind(name: str, value: object, kinds: type | tuple[type, ...], wanted
 
 
 def _complaints(value: object, path: str) -> Iterator[str]:
-    """What no field may hold, whatever its own rules: a number that is none, a secret that would be written down."""
+    """Values that no field may hold, whatever its own rules: a number that is none, a secret to be written down."""
     if is_dataclass(value) and not isinstance(value, type):
         for field, _ in given_fields(type(value)):
             yield from _complaints(vars(value)[field.name], f"{path}.{field.name}".removeprefix("."))

@@ -229,7 +229,7 @@ def laboratory(name: str, asked: str) -> Callable[..., Any]:
     """The function of an entry point; refused where the laboratory is not installed. `asked` is what the user gave."""
     from importlib.metadata import entry_points  # only these commands need it
 
-    found = entry_points(group="proximo.commands", name=name)
-    if not found:
+    entries = entry_points(group="proximo.commands", name=name)
+    if not entries:
         refuse(f"{asked} is in the laboratory, which is not installed: {INSTALL}")
-    return next(iter(found)).load()
+    return next(iter(entries)).load()

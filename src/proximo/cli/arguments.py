@@ -69,7 +69,7 @@ def take_several(arguments: list[str], flag: str) -> list[str] | None:
 
 
 def take_switch(arguments: list[str], flag: str) -> bool:
-    """Whether a switch of our own is given; removed from the arguments."""
+    """True if a switch of our own is given; it is removed from the arguments."""
     given = flag in arguments
     while flag in arguments:
         arguments.remove(flag)
@@ -107,8 +107,8 @@ def as_flags(message: str) -> str:
     Example: as_flags("give `tokens=N` or `allow_change=['steps']`") == "give --tokens N or --allow-change steps"
     """
 
-    def flag(found: re.Match[str]) -> str:
-        name, value = found[1].replace("_", "-"), found[2].strip("[]'")
+    def flag(match: re.Match[str]) -> str:
+        name, value = match[1].replace("_", "-"), match[2].strip("[]'")
         return f"--{name}" if value == "True" else f"--{name} {value}"
 
     return re.sub(r"`([a-z][a-z0-9_.]*)=([^`]*)`", flag, message)
@@ -144,7 +144,7 @@ def no_such_flag(name: str, known: Sequence[str], prog: str) -> str:
 
 
 def _nearest_flag(name: str, known: Sequence[str]) -> str:
-    """Of a field whose table was left out, such as --learning-rate or --lr, the whole flag."""
+    """The whole flag of a field whose table was left out, such as --learning-rate or --lr."""
     short = name.removeprefix("--")
     ends = [(flag, flag.removeprefix("--").rpartition(".")[2]) for flag in known]
     by_end = [flag for flag, end in ends if end == short] or [flag for flag, end in ends if _initials(end) == short]

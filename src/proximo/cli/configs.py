@@ -7,14 +7,14 @@ from pathlib import Path
 
 from proximo.algorithms import Algorithm, explain
 from proximo.algorithms.explain import Card
-from proximo.api.training import OWN
+from proximo.api.training import STARTING_CONFIG
 from proximo.cli.arguments import asks_for_help, nearest, read_number, refuse, refusing, say, take, take_number
 from proximo.cli.data import DATA_FLAGS, is_rewarded, take_environment, take_task
 from proximo.cli.flags import changed, read_flags
 from proximo.cli.naming import DEMO, named
 from proximo.cli.pieces import said_later, with_pieces
 from proximo.config import toml
-from proximo.recipes.defaults import Default, defaults_for, facts_of, kept, with_defaults
+from proximo.recipes.defaults import Default, defaults_for, kept, traits_of, with_defaults
 from proximo.recipes.pipeline import PipelineConfig
 from proximo.recipes.presets import ARITHMETIC, PRESETS, with_algorithm, with_values
 from proximo.rl.config import RunConfig, load_run
@@ -52,23 +52,23 @@ def run_config(
 
 
 def suited_base(arguments: list[str], *, prog: str, skip_bad: bool = False) -> tuple[RunConfig, list[Default]]:
-    """What flags are applied to: a preset or a file, or if the flags name a model or data, a config with defaults for
+    """Config that flags are applied to: a preset or a file, or if the flags name a model or data, one with defaults for
     those, which are returned too. What names the config is taken from the arguments."""
     if not asks_for_help(arguments) and (not arguments or arguments[0].startswith("-")):
         refuse_half(prog, named(arguments))
     if not _names_own(arguments):
         return base_config(arguments), []
-    base = base_config(arguments, OWN)
+    base = base_config(arguments, STARTING_CONFIG)
     if asks_for_help(arguments):
         return base, []
     asked = _skipping(read_flags(base, arguments, prog=prog)[0], skip_bad)
     with refusing():
-        defaults = defaults_for(asked, facts_of(asked))
+        defaults = defaults_for(asked, traits_of(asked))
     return with_defaults(base, defaults), defaults
 
 
 def _names_own(arguments: Sequence[str]) -> bool:
-    """Whether the flags name a model or data, and no preset or file comes first: the demo's settings would not suit."""
+    """True if the flags name a model or data, and no preset or file comes first: the demo's settings would not suit."""
     if arguments and not arguments[0].startswith("-"):
         return False
     return bool(named(arguments))
@@ -95,7 +95,7 @@ def _skipping(config: RunConfig, skip_bad: bool) -> RunConfig:
 
 
 def naming_flags(command: str) -> str:
-    """For the help: what names a config as a whole, which is no field of it."""
+    """Help on what names a config as a whole, which is no field of it."""
     lines = [
         f"base config (proximo {command} [PRESET | run.toml]):",
         "  run.toml              config file, such as the config.toml of a run folder",
@@ -149,8 +149,8 @@ def _with_stages(algorithm: Algorithm, flags: Sequence[str]) -> Algorithm:
         if each.startswith("--"):
             groups.append([])
         groups[-1].append(each)
-    own = [each for group in groups if group and _is_stage(group[0].partition("=")[0]) for each in group]
-    return with_pieces(_Named(algorithm), [*own, *["--help"] * asks_for_help(flags)]).algorithm
+    stage_flags = [each for group in groups if group and _is_stage(group[0].partition("=")[0]) for each in group]
+    return with_pieces(_Named(algorithm), [*stage_flags, *["--help"] * asks_for_help(flags)]).algorithm
 
 
 def _is_stage(flag: str) -> bool:
@@ -165,17 +165,17 @@ def preset_or_file(name: str, flags: Sequence[str] = ()) -> RunConfig:
         if not asks_for_help(flags):
             refuse_half(name, named([name, *flags]))
         return config
-    found = preset(name)
-    if found is None:
+    chosen = preset(name)
+    if chosen is None:
         names = [preset.name for preset in PRESETS]
         if explain.card(name) is not None:
             refuse(f"{name} is an algorithm, no preset: --algorithm {name}")
         refuse(
             f"no preset is called {name!r}{nearest(name, names)}; there are {', '.join(names)}, or give a .toml file"
         )
-    if isinstance(found, PipelineConfig):
+    if isinstance(chosen, PipelineConfig):
         refuse(f"{name} is a chain of runs, not one: proximo train {name}, without an algorithm")
-    return found
+    return chosen
 
 
 def algorithm_file(name: str) -> Algorithm:

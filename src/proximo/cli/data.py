@@ -48,7 +48,7 @@ def take_environment(
 
 
 def is_rewarded(rewards: RewardMix, environment: EnvironmentOptions) -> bool:
-    """Whether something else than the data's answers is rewarded."""
+    """True if something else than the data's answers is rewarded."""
     return rewards.task == 0 or (isinstance(environment, Acting) and environment.scores)
 
 
@@ -67,12 +67,12 @@ def take_task(
         refuse("--data and --task.type: give one of them; --data chooses the task itself")
     chosen = _chosen(arguments, rewarded, held_out)
     with refusing():
-        found = open_data(data, evaluation or (), chosen, chat=_has_chat_template(_model(arguments) or model))
-    for line in found.lines:
+        opened = open_data(data, evaluation or (), chosen, chat=_has_chat_template(_model(arguments) or model))
+    for line in opened.lines:
         say(line)
-    _take_applied(arguments, APPLIED if isinstance(found.task, Mixture) else APPLIED[:1])
+    _take_applied(arguments, APPLIED if isinstance(opened.task, Mixture) else APPLIED[:1])
     # Stands for the reward that the flags name, and is replaced when they are read.
-    return with_reward(found.task, ExactMatch()) if _peeked(arguments, "reward.type") else found.task
+    return with_reward(opened.task, ExactMatch()) if _peeked(arguments, "reward.type") else opened.task
 
 
 APPLIED = (
@@ -117,18 +117,18 @@ def _chosen(arguments: Sequence[str], rewarded: bool, held_out: float | None) ->
 def _peeked(arguments: Sequence[str], field: str) -> list[str]:
     """The values of a flag of the task; it stays among the arguments."""
     for flag in (f"{TASK}{field}", f"{TASK}{field.replace('-', '_')}"):
-        if (found := take_several(list(arguments), flag)) is not None:
-            return found
+        if (values := take_several(list(arguments), flag)) is not None:
+            return values
     return []
 
 
 def _model(arguments: Sequence[str]) -> str | None:
-    found = take_several(list(arguments), "--model")
-    return found[0] if found else None
+    values = take_several(list(arguments), "--model")
+    return values[0] if values else None
 
 
 def _value(text: str) -> bool | int | float | str:
-    """As tyro reads an argument of a chat template."""
+    """Value of an argument of a chat template, as tyro reads it."""
     if text in ("True", "False"):
         return text == "True"
     try:

@@ -32,7 +32,7 @@ NUMBERS = (
     (re.compile(r"invalid literal for int\(\) with base 10: (.*)"), r"\1 is no whole number"),
     (re.compile(r"could not convert string to float: (.*)"), r"\1 is no number"),
 )
-"""What Python says of text that is no number, and what a person is told."""
+"""Message of Python about text that is no number, and the one for a person."""
 
 
 def changed(
@@ -117,23 +117,23 @@ def _with_switches(default: object, flags: Sequence[str]) -> list[str]:
     kinds = flags_of(default)
     switches = {name for name, kind in kinds.items() if kind is bool}
     undecided = {name for name, kind in kinds.items() if {bool, NoneType} == {*union_members(kind)}}
-    given, found = [part for flag in flags for part in _halves(flag, switches)], []
+    given, switched = [part for flag in flags for part in _halves(flag, switches)], []
     for number, flag in enumerate(given):
         name, following = flag.replace("_", "-"), given[number + 1 : number + 2]
         if name in undecided and not (following and following[0].lower() in ("true", "false", "none")):
-            found += [flag, "True"]
+            switched += [flag, "True"]
             continue
         if (positive := _positive(name)) in undecided:
-            found += [positive, "False"]
+            switched += [positive, "False"]
             continue
-        before = found[-1].replace("_", "-") if found else ""
+        before = switched[-1].replace("_", "-") if switched else ""
         if before in switches and flag.lower() in ("true", "false"):
             table, dot, field = before.rpartition(".")
             no = f"{table}{dot}no-{field}" if dot else f"--no-{before.removeprefix('--')}"
-            found[-1] = before if flag.lower() == "true" else no
+            switched[-1] = before if flag.lower() == "true" else no
         else:
-            found.append(flag)
-    return found
+            switched.append(flag)
+    return switched
 
 
 def _positive(flag: str) -> str:
@@ -152,16 +152,16 @@ def _halves(flag: str, switches: Container[str]) -> list[str]:
 
 
 def _line(box: str, whole: str, raised: Sequence[ValueError]) -> str:
-    """What tyro draws as a box, in a line; of an error of ours its own words, after the table that it is about."""
+    """Line for what tyro draws as a box; of an error of ours its own words, after the table that it is about."""
     # A title, a rule, what is wrong, and perhaps another rule and more; a title within a frame is its own rule.
     rows = [row.strip("│ ") for row in re.sub(r"\x1b\[[0-9;]*m", "", box).splitlines()]
     rules = [number for number, row in enumerate(rows) if "───" in row or re.fullmatch("-{3,}", row)]
     start, end = (*rules, len(rows), len(rows))[:2] if rules else (-1, len(rows))
-    said = " ".join(rows[start + 1 : end])
-    found = re.match(r"Error parsing (\S+): (.*)", said)
-    if found is None:
-        return said
-    where, why = found[1], str(raised[-1]) if raised else found[2]
+    text = " ".join(rows[start + 1 : end])
+    match = re.match(r"Error parsing (\S+): (.*)", text)
+    if match is None:
+        return text
+    where, why = match[1], str(raised[-1]) if raised else match[2]
     for pattern, words in NUMBERS:
         why = pattern.sub(words, why)
     is_told = where == whole or why.startswith(f"{where.rpartition('.')[2]}.")

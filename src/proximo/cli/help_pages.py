@@ -41,7 +41,7 @@ SWITCHES = ("True", "False")
 
 @dataclass(frozen=True)
 class Words:
-    """What may follow a command."""
+    """Words that may follow a command."""
 
     names: tuple[str, ...]
     """Presets and the like."""
@@ -132,7 +132,7 @@ def _rendered() -> dict[str, str]:
 
 
 def help_of(command: str) -> str:
-    """What a command prints as its help."""
+    """Text that a command prints as its help."""
     from proximo.cli import main
 
     printed = StringIO()
@@ -145,7 +145,7 @@ def help_of(command: str) -> str:
 
 
 def unknown_flag(command: str, arguments: Sequence[str]) -> str | None:
-    """What is wrong with the first flag that the command's page rules out; None where there is none, or no page, or
+    """Complaint about the first flag that the command's page rules out; None where there is none, or no page, or
     another config than the page's is named. Fields of a class that can be chosen are left to who knows the class."""
     if _names_a_preset(command, arguments) or (text := page(command)) is None:
         return None
@@ -164,7 +164,7 @@ def unknown_flag(command: str, arguments: Sequence[str]) -> str | None:
 
 
 def _names_a_preset(command: str, arguments: Sequence[str]) -> bool:
-    """Whether train's first word is no file: a preset may be a chain of runs, which has other flags."""
+    """True if train's first word is no file: a preset may be a chain of runs, which has other flags."""
     first = arguments[0] if arguments else "-"
     return command == "train" and not first.startswith("-") and not first.endswith(".toml")
 
@@ -231,11 +231,11 @@ def _bash(known: Mapping[str, Words]) -> Iterator[str]:
 
 
 def _by_values(words: Words) -> dict[tuple[str, ...], list[str]]:
-    found: dict[tuple[str, ...], list[str]] = {}
+    by_values: dict[tuple[str, ...], list[str]] = {}
     for flag, values in words.flags.items():
         if values is not None:
-            found.setdefault(values, []).append(flag)
-    return found
+            by_values.setdefault(values, []).append(flag)
+    return by_values
 
 
 def _fish(known: Mapping[str, Words]) -> Iterator[str]:

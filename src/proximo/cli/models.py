@@ -19,7 +19,7 @@ def open_model(
 
 
 def machine_line(name: str, device: str) -> str:
-    """What a run would compute with."""
+    """Line on what a run would compute with."""
     chosen = machines.machine_of(name, device)
     if chosen is None:
         return f"machine: {device}"

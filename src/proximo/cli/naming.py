@@ -1,4 +1,4 @@
-"""What a command line names of a run, known before torch is imported, and the first line of a command that says so."""
+"""Names of a run on a command line, known before torch is imported, and the first line of a command that says so."""
 
 import tomllib
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ SHOWN = ("--model", "--data", "--task.type", "--algorithm", "--reward-model", "-
 
 
 def first_line(command: str, arguments: Sequence[str]) -> str | None:
-    """What a command is about to do, as far as its arguments say; None where that is nothing worth a line."""
+    """Line on what a command is about to do, as far as its arguments say; None where that is nothing worth a line."""
     of_demo = command in OF_DEMO or (command == "compare" and {"--algorithms", "--ablate"} & set(flag_names(arguments)))
     if asks_for_help(arguments) or not of_demo:
         return None
@@ -32,7 +32,7 @@ def first_line(command: str, arguments: Sequence[str]) -> str | None:
 
 
 def named(arguments: Sequence[str]) -> set[str]:
-    """Which of a model and data the arguments name, by flags, a preset or a file."""
+    """The model and data that the arguments name, by flags, a preset or a file; keys of NAMES."""
     first = arguments[0] if arguments and not arguments[0].startswith("-") else ""
     if first and not first.endswith(".toml"):
         return set(NAMES)

@@ -102,7 +102,7 @@ def _inferred(value: Value, flags: list[str]) -> Value:
         owners = [
             each.__name__
             for each in classes(known[prefix])
-            if name in {own.name for own, _ in given_fields(each) if is_required(own)}
+            if name in {its.name for its, _ in given_fields(each) if is_required(its)}
         ]
         if len(owners) == 1:
             with refusing():
@@ -112,7 +112,7 @@ def _inferred(value: Value, flags: list[str]) -> Value:
 
 @contextmanager
 def said_later() -> Iterator[None]:
-    """For values that are not whole yet: `changed` remarks on unusual choices once, when all flags are read."""
+    """Hold back remarks on values that are not whole yet: `changed` makes them once, when all flags are read."""
     from proximo.algorithms import UnusualChoice
 
     with warnings.catch_warnings():
@@ -135,7 +135,7 @@ def _filled(value: Value, flags: Sequence[str]) -> Value:
 
 
 def _empties(kind: Any, flag: str, flags: Sequence[str]) -> bool:
-    """Whether the flag says None to a field that holds a piece or nothing. Other fields' None is tyro's to read."""
+    """True if the flag says None to a field that holds a piece or nothing. Other fields' None is tyro's to read."""
     given = [later for flag_, later in zip(flags, [*flags[1:], ""], strict=False) if flag_ == flag]
     given += [each.removeprefix(f"{flag}=") for each in flags if each.startswith(f"{flag}=")]
     if not given or given[0].lower() != "none":
@@ -184,7 +184,7 @@ def _piece(kind: Any, name: str, asked: str, prefix: str, flags: list[str]) -> o
 
 
 def _added(current: object, kind: Any, asked: str, piece: object) -> object:
-    """Behind what is there; alone where nothing is."""
+    """A field's value with a piece added behind what is there; alone where nothing is."""
     if not holds_several(kind):
         refuse(f"{asked}: this field holds one piece; put another in its place with .type")
     if current is None:
@@ -202,7 +202,7 @@ def _one_more(kind: type, number: int, name: str, asked: str, prefix: str, flags
 
 
 def _required(kind: type, asked: str, prefix: str, flags: list[str]) -> dict[str, Any]:
-    """What a piece cannot be made without, taken from the flags."""
+    """Values that a piece cannot be made without, taken from the flags."""
     values = {}
     for field, field_kind in given_fields(kind):
         if is_required(field):
@@ -232,7 +232,7 @@ def type_lines(value: object) -> list[str]:
 
 
 def alternatives(value: object) -> Iterator[tuple[str, list[str]]]:
-    """For each field of a value that chooses a class, its path and the other choices."""
+    """Path and other choices of each field of a value that chooses a class."""
     for name, kind, held in walk(value):
         others = [each.__name__ for each in classes(kind) if each is not type(held)]
         if is_dataclass(held) and (others or protocols(kind)):
@@ -258,14 +258,14 @@ def _of_class(kind: type, path: str, indent: int) -> Iterator[str]:
 
 def _choice(here: str, kind: Any, after: str, indent: int, chosen: type = NoneType) -> Iterator[str]:
     """The `.type` and `.add` flags of a field, if it has any, and the fields of its classes except the chosen one."""
-    margin, own = " " * indent, f" or {FORM}" * bool(protocols(kind))
+    margin, custom = " " * indent, f" or {FORM}" * bool(protocols(kind))
     names = [each.__name__ for each in classes(kind)]
     kinds, path = [each for each in classes(kind) if each is not chosen], f"{here}."
     options = names + ["None"] * (bool(names) and NoneType in union_members(kind))
-    if len(options) > 1 or own:
-        yield from _wrapped(f"{here}.type {{{','.join(options)}}}{own}{after}", indent)
+    if len(options) > 1 or custom:
+        yield from _wrapped(f"{here}.type {{{','.join(options)}}}{custom}{after}", indent)
     if names and holds_several(kind):
-        yield from _wrapped(f"{here}.add {{{','.join(names)}}}{own}  (adds one more)", indent)
+        yield from _wrapped(f"{here}.add {{{','.join(names)}}}{custom}  (adds one more)", indent)
     held = element(kind)
     if held is not None:
         inner = required_choice(held)
@@ -274,13 +274,13 @@ def _choice(here: str, kind: Any, after: str, indent: int, chosen: type = NoneTy
         yield from _wrapped(f"{here}.add {{{','.join(each.__name__ for each in added)}}}  (adds one more)", indent)
         yield from _wrapped(f"{held.__name__}, number N from 0: {fields}", indent + 4)
         kinds, path = ([], "") if inner is None else (added, f"{here}.N.{inner[0].name}.")
-    if len(options) > 1 or own or held is not None:
+    if len(options) > 1 or custom or held is not None:
         for each in kinds:
             yield from _of_class(each, path, len(margin) + 4)
 
 
 def _is_plain_table(kind: Any) -> bool:
-    """Whether a field always holds a value of one class."""
+    """True if a field always holds a value of one class."""
     return len(union_members(kind)) == 1 and len(classes(kind)) == 1
 
 

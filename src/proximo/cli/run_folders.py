@@ -1,4 +1,4 @@
-"""What every command that writes a run folder shares: running the same command again resumes."""
+"""Parts shared by the commands that write a run folder: running the same command again resumes."""
 
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -15,7 +15,7 @@ from proximo.learner.ranks import Ranks
 from proximo.rl.plugin_errors import OutsideFailed
 from proximo.runs.checkpoints import CHECKPOINTS
 from proximo.runs.files import TRACEBACK
-from proximo.runs.session import Attempt
+from proximo.runs.session import RunSession
 from proximo.runs.signals import Stopped
 from proximo.runs.tracking.trackers import check_names
 
@@ -96,24 +96,24 @@ def taken(
     points: str | None = CHECKPOINTS,
     algorithm: str | None = None,
     accept_lost: bool = False,
-) -> Iterator[Attempt]:
+) -> Iterator[RunSession]:
     """The run folder of a command, or a refusal: another process has it, or it holds another run."""
     with ExitStack() as until:
         with refusing():
-            attempt = until.enter_context(
+            session = until.enter_context(
                 folders.taken(path, config_toml, allowed, points, algorithm=algorithm, accept_lost=accept_lost)
             )
         try:
-            yield attempt
+            yield session
         except Stopped:
-            say(f"stopped; {attempt.resume_hint}")
+            say(f"stopped; {session.resume_hint}")
             raise
 
 
-def report_failure(attempt: Attempt, error: Exception) -> None:
-    """Of an attempt at a run; one that has not begun is refused."""
-    if isinstance(error, ValueError) and not attempt.started:
+def report_failure(session: RunSession, error: Exception) -> None:
+    """Record a failed attempt at a run, and say so; one that has not begun is refused."""
+    if isinstance(error, ValueError) and not session.started:
         refuse(str(error))
-    attempt.fail(error)
-    trace = f", the traceback in {attempt.folder / TRACEBACK}" if isinstance(error, OutsideFailed) else ""
-    say(f"error: {error}\nwhat was written so far is in {attempt.folder}{trace}; {attempt.resume_hint}")
+    session.fail(error)
+    trace = f", the traceback in {session.folder / TRACEBACK}" if isinstance(error, OutsideFailed) else ""
+    say(f"error: {error}\nwhat was written so far is in {session.folder}{trace}; {session.resume_hint}")

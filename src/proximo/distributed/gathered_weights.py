@@ -15,12 +15,12 @@ from proximo.models.loading import converted_copy
 from proximo.models.model_types import PreTrainedModel
 
 CopyPlace = Literal["every rank", "rank 0", "host"]
-"""Where a copy is: on the device of every rank, which samples with it, on that of rank 0, or in the memory of rank 0's
+"""Place of a copy: on the device of every rank, which samples with it, on that of rank 0, or in the memory of rank 0's
 host."""
 
 
 class WholeCopy:
-    """On each rank: the copy of a model, if this rank has one. Rank 0 asks for it.
+    """Copy of a model on each rank, if that rank has one. Rank 0 asks for it.
 
     A model that is too large for one device can be sent and saved from a copy in the host's memory.
     """
@@ -28,15 +28,15 @@ class WholeCopy:
     def __init__(self, model: PreTrainedModel, dtype: torch.dtype, crew: Crew, where: CopyPlace) -> None:
         """`model` is whole still, and in shards when the copy is filled again."""
         device = crew.mesh.device
-        place = torch.device("cpu") if where == "host" else device
+        target = torch.device("cpu") if where == "host" else device
         self._crew, self._sharded = crew, model
         is_kept = where == "every rank" or crew.mesh.rank == 0
-        self.kept = converted_copy(model, dtype, place) if is_kept else None
-        if self.kept is not None and device.type == "cuda" and place.type == "cpu":
+        self.kept = converted_copy(model, dtype, target) if is_kept else None
+        if self.kept is not None and device.type == "cuda" and target.type == "cpu":
             for each in self.kept.parameters():
                 each.data = each.data.pin_memory()  # a GPU copies into other memory more slowly
         self.is_old = False
-        """Whether the shards have changed since it was filled."""
+        """True if the shards have changed since it was filled."""
         crew.add(refill=self._refill_here)
 
     @property

@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 from proximo.distributed.launching import RESTARTS
 
 PORT = 29500
-"""Where the processes find each other, on the first node."""
+"""Port by which the processes find each other, on the first node."""
 NOTICE = 120
 """Seconds before its time limit at which SLURM asks the job to save and end, and that Kubernetes gives a pod."""
 RAY = "2.50.0"
@@ -23,7 +23,7 @@ CORES = 8
 SAVING = 110
 """Seconds after which torchrun kills a process that it asked to end; its own 30 are less than a step may take."""
 HOLE = re.compile(r"\{\{(\w+)\}\}")
-"""Where a template takes a value."""
+"""Pattern of a hole, where a template takes a value."""
 
 
 @dataclass(frozen=True)
@@ -55,12 +55,12 @@ class Job:
         return f"proximo-{plain}"[:50].rstrip("-")
 
     def command(self, meeting: str, number: str) -> list[str]:
-        """What each node runs. `meeting` is the first node's address, and `number` the job's own."""
-        found = [f"--nnodes={self.nodes}", f"--nproc-per-node={self.gpus}", f"--max-restarts={RESTARTS}"]
+        """Command that each node runs. `meeting` is the first node's address, and `number` the job's own."""
+        flags = [f"--nnodes={self.nodes}", f"--nproc-per-node={self.gpus}", f"--max-restarts={RESTARTS}"]
         # The static rendezvous does not survive a restart: addresses of dead processes stay in its store.
-        found += ["--rdzv-backend=c10d", f"--rdzv-id={number}", f"--rdzv-endpoint={meeting}:{PORT}"]
+        flags += ["--rdzv-backend=c10d", f"--rdzv-id={number}", f"--rdzv-endpoint={meeting}:{PORT}"]
         # Without "--" torchrun would take --run for one of its own flags.
-        return ["torchrun", *found, "-m", "--", "proximo.cli", *self.training]
+        return ["torchrun", *flags, "-m", "--", "proximo.cli", *self.training]
 
     @property
     def training(self) -> list[str]:

@@ -40,7 +40,7 @@ FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Process(Protocol):
-    """What a rank is to the launcher; subprocess.Popen is one."""
+    """Process of a rank, as the launcher sees it; subprocess.Popen is one."""
 
     @property
     def returncode(self) -> int | Any: ...
@@ -60,7 +60,7 @@ Start = Callable[[Sequence[str], int, dict[str, str], int | None], Processes]
 
 
 def is_launched() -> bool:
-    """Whether this process was started as one of a group, by `launch`, torchrun or SLURM with RANK set."""
+    """True if this process was started as one of a group, by `launch`, torchrun or SLURM with RANK set."""
     return "RANK" in os.environ
 
 
@@ -122,7 +122,7 @@ def agreed_plan() -> dict[str, int] | None:
 
 
 def can_restart_smaller() -> bool:
-    """Whether what started this process starts all of them again with a smaller plan."""
+    """True if what started this process starts all of them again with a smaller plan."""
     return NOTES in os.environ
 
 

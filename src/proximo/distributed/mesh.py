@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from proximo.distributed.watching import Watch
+from proximo.distributed.watching import RankWatch
 
 PATIENCE = 365 * 86400.0
 """Seconds that a rank waits for the next order, a year: rank 0 may grade or wait for an engine for hours. If it dies,
@@ -25,7 +25,7 @@ class Mesh:
     """
 
     def __init__(self, *, device: str, timeout: float, shard: int = 0, **how: Any) -> None:
-        """`how` is what `init_process_group` needs to find the others; `shard` as in [ranks]."""
+        """Join the group. `how` is what `init_process_group` needs to find the others; `shard` as in [ranks]."""
         backend = "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo"
         dist.init_process_group(backend, timeout=timedelta(seconds=timeout), **how)
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
@@ -35,7 +35,7 @@ class Mesh:
         """Group of all ranks for what is no pass: orders, answers, checkpoints."""
         shape = (self.size,) if shard in (0, self.size) else (self.size // shard, shard)
         self.shard_size = shape[-1]
-        self._watch = Watch(self.rank, self.size, timeout) if self.size > 1 else None
+        self._watch = RankWatch(self.rank, self.size, timeout) if self.size > 1 else None
         names = ("repeat", "shard")[-len(shape) :]
         self.devices: DeviceMesh = init_device_mesh(device, shape, mesh_dim_names=names)
         """Ranks that a model is sharded over; with two dimensions, shards repeat along the first."""
@@ -58,16 +58,16 @@ class Mesh:
         return cls(device=device, timeout=timeout, store=store, rank=0, world_size=1)
 
     def scatter(self, parts: Sequence[Any] | None) -> Any:
-        """This rank's part of what rank 0 gives, one part for each rank; others give None."""
-        found: list[Any] = [None]
-        dist.scatter_object_list(found, None if parts is None else list(parts), src=0, group=self.orders)
-        return found[0]
+        """Part for this rank of what rank 0 gives, one part for each rank; others give None."""
+        received: list[Any] = [None]
+        dist.scatter_object_list(received, None if parts is None else list(parts), src=0, group=self.orders)
+        return received[0]
 
     def gather(self, part: Any) -> list[Any]:
-        """What each rank gives, in their order; empty on ranks other than 0."""
-        found: list[Any] = [None] * self.size if self.rank == 0 else []
-        dist.gather_object(part, found or None, dst=0, group=self.orders)
-        return found
+        """Parts that the ranks give, in their order; empty on ranks other than 0."""
+        parts: list[Any] = [None] * self.size if self.rank == 0 else []
+        dist.gather_object(part, parts or None, dst=0, group=self.orders)
+        return parts
 
     def close(self) -> None:
         if self._watch is not None:

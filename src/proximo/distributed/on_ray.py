@@ -40,7 +40,7 @@ class RankProcess:
         )
 
     def poll(self) -> int | None:
-        """As of a child: negative where a signal ended it, of which the keeper's status is the rest of 256."""
+        """Status as of a child: negative where a signal ended it, of which the keeper's status is the rest of 256."""
         status = self._keeper.poll()
         return status if status is None or status < 256 - signal.NSIG else status - 256
 
@@ -82,7 +82,7 @@ class RayRank:
 
 @contextmanager
 def starting(ranks: Ranks) -> Iterator[Start | None]:
-    """What starts ranks where the options say; None: on this machine."""
+    """Give the function that starts ranks where the options say; None: on this machine."""
     if ranks.cluster == "local":
         yield None
         return
@@ -126,6 +126,6 @@ def start_on_ray(command: Sequence[str], ranks: int, more: dict[str, str], outpu
     shared["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS", "1")
     folder = os.getcwd()
     for rank, actor in enumerate(actors):  # Ray shows each actor its own GPU
-        own = shared | {"RANK": str(rank), "LOCAL_RANK": "0"}
-        ray.get(actor.start.remote(list(command), own, output, folder), timeout=PLACED)
+        environment = shared | {"RANK": str(rank), "LOCAL_RANK": "0"}
+        ray.get(actor.start.remote(list(command), environment, output, folder), timeout=PLACED)
     return [RayRank(actor, release) for actor in actors]

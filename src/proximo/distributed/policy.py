@@ -25,7 +25,7 @@ from proximo.learner.learner import Learner
 from proximo.learner.memory import checkpoint_models, is_planned_on
 from proximo.learner.optimizer import MASTER
 from proximo.learner.options import LearnerOptions
-from proximo.learner.passes import Found, Job, OldScores, Passes, Rows, Shares, directly, joined
+from proximo.learner.passes import OldScores, Passes, RowResult, Rows, RowTask, Shards, directly, joined
 from proximo.learner.policy import PlainPolicy
 from proximo.models import Scores, free_bytes
 from proximo.models.loading import sharing_copy
@@ -54,17 +54,17 @@ class ShardedPolicy:
         self.version = 0
         self.copy = WholeCopy(inner.model, dtype, crew, copy)
         """To sample with and to save."""
-        self._runs: dict[Job, Callable[[Passes, Any], Any]] = {}
+        self._runs: dict[RowTask, Callable[[Passes, Any], Any]] = {}
         crew.add(
-            spread=self._spread_here,
+            map_rows=self._map_rows_here,
             old=self._old_here,
             reference=self._reference_here,
             norms=self._norms_here,
             step=self._step_here,
             rates=inner.set_rates,
             zero_grad=inner.zero_grad,
-            fill_zeros=inner.fill_zeros,
-            broken=self._broken_here,
+            zero_missing_gradients=inner.zero_missing_gradients,
+            nonfinite=self._nonfinite_here,
             free=lambda: free_bytes(self.model.device),
             reset_reference=self._reset_here,
             logprobs=self._logprobs_here,
@@ -88,7 +88,7 @@ class ShardedPolicy:
         self._checkpointed = (0, False)
 
     def follow(self, learner: Learner) -> None:
-        """On ranks above 0: work for rank 0 until the run ends. `learner` is this rank's own around this policy."""
+        """Work for rank 0 until the run ends, on ranks above 0. `learner` is this rank's own around this policy."""
         self._runs = {"update": learner.gradients.of_rows, "values": learner.gradients.of_row_values}
         if (balance := learner.balance) is not None:
             self._runs["load"] = lambda passes, batch: balance.of_rows(self, passes, batch)
@@ -117,59 +117,61 @@ class ShardedPolicy:
     def values(self, passes: Passes, value: ValueModel, rows: Batch) -> Float[Tensor, "B T"]:
         return self._inner.values(passes, value, rows)
 
-    def spread(self, job: Job, run: Callable[[Passes, Rows], Found], passes: Passes, rows: Rows) -> Shares[Found]:
-        self._runs[job] = run
+    def map_rows(
+        self, task: RowTask, run: Callable[[Passes, Rows], RowResult], passes: Passes, rows: Rows
+    ) -> Shards[RowResult]:
+        self._runs[task] = run
         if not len(rows):
             return []
         passes = planned(passes)
         if isinstance(rows, UpdateRows):
-            return self._found("spread", update_shares(rows, passes, self._crew.size), passes, job)
+            return self._asked("map_rows", update_shares(rows, passes, self._crew.size), passes, task)
         assert isinstance(rows, Batch)
-        return self._found("spread", batch_shares(rows, passes, self._crew.size), passes, job)
+        return self._asked("map_rows", batch_shares(rows, passes, self._crew.size), passes, task)
 
     def without_gradient(
         self, passes: Passes, batch: Batch, value: ValueModel | None = None, *, record: bool = False
     ) -> OldScores:
         passes = planned(passes)
         shares = batch_shares(batch, passes, self._crew.size)
-        found: Shares[OldScores] = self._found("old", shares, passes, value is not None, record)
-        if len(found) == 1:
-            return found[0][1]
+        results: Shards[OldScores] = self._asked("old", shares, passes, value is not None, record)
+        if len(results) == 1:
+            return results[0][1]
         blank = torch.zeros_like(batch.rollout_logprobs)
         logprobs, entropy, values = blank.clone(), blank.clone(), None if value is None else blank.clone()
-        for index, each in found:
+        for index, each in results:
             logprobs[index], entropy[index] = each.logprobs, each.entropy
             if values is not None:
                 assert each.values is not None
                 values[index] = each.values
-        routes = [(index, each.routes) for index, each in found if each.routes is not None]
+        routes = [(index, each.routes) for index, each in results if each.routes is not None]
         return OldScores(logprobs, entropy, values, joined(routes, batch))
 
     def reference_logprobs(self, passes: Passes, batch: Batch) -> Float[Tensor, "B T"]:
         logprobs, passes = torch.zeros_like(batch.rollout_logprobs), planned(passes)
-        for index, each in self._found("reference", batch_shares(batch, passes, self._crew.size), passes):
+        for index, each in self._asked("reference", batch_shares(batch, passes, self._crew.size), passes):
             logprobs[index] = each
         return logprobs
 
-    def _found(self, job: str, shares: list[Share[Any]], passes: Passes, *more: Any) -> Shares[Any]:
-        """What ranks find in their shares; of ranks that have rows."""
+    def _asked(self, job: str, shares: list[Share[Any]], passes: Passes, *more: Any) -> Shards[Any]:
+        """Results of the ranks for their shares; of ranks that have rows."""
         plain = replace(passes, through=directly)
-        found = self._crew.ask(job, [(plain, each, *more) for each in shares])
-        return [(share.index, each) for share, each in zip(shares, found, strict=True) if share.rows is not None]
+        results = self._crew.ask(job, [(plain, each, *more) for each in shares])
+        return [(share.index, each) for share, each in zip(shares, results, strict=True) if share.rows is not None]
 
-    def _each(self, passes: Passes, share: Share[Rows], run: Callable[[Passes, Rows], Found]) -> Found | None:
-        """On each rank: its own rows, and then the passes that others still make."""
+    def _each(self, passes: Passes, share: Share[Rows], run: Callable[[Passes, Rows], RowResult]) -> RowResult | None:
+        """Run this rank's own rows, and then the passes that others still make."""
         if (passes.checkpointed, passes.offloaded) != self._checkpointed:
             checkpoint_models(self._models, passes)
             self._checkpointed = (passes.checkpointed, passes.offloaded)
         passes, rank = replace(passes, through=self._through), self._crew.mesh.rank
-        with nullcontext() if self.may_repeat else starting_smaller(passes, share, self._models, rank):
-            found = None if share.rows is None else run(passes, share.rows)
+        with nullcontext() if self.can_retry else starting_smaller(passes, share, self._models, rank):
+            result = None if share.rows is None else run(passes, share.rows)
             for _ in range(share.idle):
                 run(passes, share.idle_rows)
         for _, root in self._roots:
             reshard(root)
-        return found
+        return result
 
     @property
     def device(self) -> torch.device:
@@ -184,17 +186,17 @@ class ShardedPolicy:
     def _logprobs_here(self, *rows: Any) -> Float[Tensor, "B T"]:
         _, root = self._roots[0]
         with evaluating(self.model, in_shards=True):
-            found = root.run(lambda: logprobs_of(self.model, *rows))
+            logprobs = root.run(lambda: logprobs_of(self.model, *rows))
         reshard(root)
-        return found.cpu()
+        return logprobs.cpu()
 
     def _through(self, model: PreTrainedModel, work: Callable[[], Any]) -> Any:
         [root] = [root for known, root in self._roots if known is model]
         return root.run(work)
 
-    def _spread_here(self, passes: Passes, share: Share[Any], job: Job) -> Any:
-        found = self._each(passes, share, self._runs[job])
-        return on_cpu(found) if isinstance(found, GradientPass) else found
+    def _map_rows_here(self, passes: Passes, share: Share[Any], task: RowTask) -> Any:
+        result = self._each(passes, share, self._runs[task])
+        return on_cpu(result) if isinstance(result, GradientPass) else result
 
     def _old_here(self, passes: Passes, share: Share[Batch], has_values: bool, record: bool) -> OldScores | None:
         value = self._value if has_values else None
@@ -206,7 +208,7 @@ class ShardedPolicy:
         return self._each(passes, share, self._inner.reference_logprobs)
 
     @property
-    def may_repeat(self) -> bool:
+    def can_retry(self) -> bool:
         return self._crew.size == 1
 
     @property
@@ -221,8 +223,8 @@ class ShardedPolicy:
         if self._inner.reference is None:  # an adapter, which keeps its own shards
             self._inner.reset_reference()
             return
-        for own, weight in zip(self._inner.reference.parameters(), self.model.parameters(), strict=True):
-            local(own).copy_(local(weight))
+        for reference, weight in zip(self._inner.reference.parameters(), self.model.parameters(), strict=True):
+            local(reference).copy_(local(weight))
         self._inner.reference_was_reset = True
 
     # Updates
@@ -233,8 +235,8 @@ class ShardedPolicy:
     def zero_grad(self) -> None:
         self._crew.tell("zero_grad")
 
-    def fill_zeros(self) -> None:
-        self._crew.tell("fill_zeros")
+    def zero_missing_gradients(self) -> None:
+        self._crew.tell("zero_missing_gradients")
 
     def apply(self, max_norm: float, accepts: Callable[[list[float]], bool]) -> list[float]:
         norms: list[float] = self._crew.tell("norms")[0]
@@ -254,11 +256,11 @@ class ShardedPolicy:
     def trains_values(self) -> bool:
         return self._inner.trains_values
 
-    def broken_gradients(self) -> tuple[str, ...]:
-        found = [set(names) for names in self._crew.tell("broken")]
-        return tuple(name for name in self._inner.optimized() if name in set().union(*found))
+    def nonfinite_gradients(self) -> tuple[str, ...]:
+        by_rank = [set(names) for names in self._crew.tell("nonfinite")]
+        return tuple(name for name in self._inner.optimized() if name in set().union(*by_rank))
 
-    def _broken_here(self) -> list[str]:
+    def _nonfinite_here(self) -> list[str]:
         gradients = {name: each.grad for name, each in self._inner.optimized().items() if each.grad is not None}
         return [name for name, each in gradients.items() if not local(each).isfinite().all()]
 
@@ -266,7 +268,7 @@ class ShardedPolicy:
     def pending_bytes(self) -> int:
         """Also what is taken on another rank and free on this one: a plan has to fit on all of them."""
         pending = self._inner.pending_bytes // self._crew.mesh.shard_size
-        if self.may_repeat or not is_planned_on(self.model.device):
+        if self.can_retry or not is_planned_on(self.model.device):
             return pending
         free: list[int] = self._crew.tell("free")
         return pending + free[0] - min(free)
@@ -287,10 +289,10 @@ class ShardedPolicy:
         self.version = self._inner.version
 
     def _write_here(self, folder: str) -> str | None:
-        found = self._inner.tensors()
+        tensors = self._inner.tensors()
         if self._dtype in HALVES:  # the saved model rounds its weights
-            found["optimizer"] |= {f"{name}.{MASTER}": each for name, each in self._inner.optimized().items()}
-        return write_shards(Path(folder), found, self._crew.mesh)
+            tensors["optimizer"] |= {f"{name}.{MASTER}": each for name, each in self._inner.optimized().items()}
+        return write_shards(Path(folder), tensors, self._crew.mesh)
 
     def _load_here(self, folder: str, state: dict[str, Any]) -> None:
         restore(self._inner, self.copy.kept, Path(folder), state, self._crew.mesh)

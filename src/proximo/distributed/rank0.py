@@ -43,7 +43,7 @@ from proximo.types import Completion, Request
 
 
 class CopiedPolicy:
-    """What samplers see of a sharded policy: its whole copy."""
+    """A sharded policy as samplers see it: its whole copy."""
 
     def __init__(self, policy: ShardedPolicy) -> None:
         self._policy = policy
@@ -77,12 +77,12 @@ class RankSampler:
             yield from self._local.stream(requests, options, seed=seed, step=step, version=version)
             return
         shares = [list(range(rank, len(requests), self._crew.size)) for rank in range(self._crew.size)]
-        orders = [([requests[number] for number in own], options, seed, step, version) for own in shares]
-        found = self._crew.ask(f"sample_{self._name}", orders)
+        orders = [([requests[number] for number in numbers], options, seed, step, version) for numbers in shares]
+        parts = self._crew.ask(f"sample_{self._name}", orders)
         answers = {
             number: each
-            for own, part in zip(shares, found, strict=True)
-            for number, each in zip(own, part, strict=True)
+            for numbers, part in zip(shares, parts, strict=True)
+            for number, each in zip(numbers, part, strict=True)
         }
         yield from sorted(answers.items())
 
@@ -97,7 +97,7 @@ class RankSampler:
 
 
 class NoSampler:
-    """Of a rank above 0 where rank 0 alone has what samples."""
+    """Sampler of a rank above 0 where rank 0 alone has what samples."""
 
     repeats = True
 
@@ -109,7 +109,7 @@ class NoSampler:
 
 
 class OnRanks:
-    """How a run is held by several processes; the loop of rank 0 asks it for a policy and for samplers, or for the
+    """Run held by several processes; the loop of rank 0 asks it for a policy and for samplers, or for the
     model of a stage."""
 
     def __init__(self, crew: Crew) -> None:
@@ -129,7 +129,7 @@ class OnRanks:
     def samplers(
         self, factory: Any, tokenizer: PreTrainedTokenizerBase, *, slots: int, record_routes: bool
     ) -> RunSamplers:
-        """Those of this process. A sampler that does not run on every rank is rank 0's alone."""
+        """Samplers of this process. A sampler that does not run on every rank is rank 0's alone."""
         spread = getattr(factory, "on_every_rank", False)
         if not spread and not self.conducts:
             return RunSamplers(NoSampler(), NoSampler(), drop=lambda step, key: None)
@@ -168,7 +168,7 @@ class OnRanks:
         self._crew.dismiss()
 
     def follow(self, built: Built) -> None:
-        """On ranks above 0: work until rank 0 ends the run."""
+        """Work until rank 0 ends the run, on ranks above 0."""
         self._policy.follow(built.learner)
 
     def follow_stage(self, stage: SplitStage) -> None:
@@ -182,7 +182,7 @@ COMMANDS = {RunConfig: "train", SftConfig: "sft", DpoConfig: "dpo", RewardModelC
 
 @contextmanager
 def conducting(config: RunConfig | StageConfig) -> Iterator[OnRanks]:
-    """On rank 0: what holds the run on all ranks; they are dismissed at the end."""
+    """Hold the run on all ranks, on rank 0; they are dismissed at the end."""
     with ended_with_group():
         mesh = _joined(config)
         ranks = OnRanks(Crew(mesh))
@@ -194,14 +194,14 @@ def conducting(config: RunConfig | StageConfig) -> Iterator[OnRanks]:
 
 
 def follow(config: RunConfig) -> None:
-    """On ranks above 0: build the same learner and samplers, and work until rank 0 ends the run."""
+    """Build the same learner and samplers, on ranks above 0, and work until rank 0 ends the run."""
     with _following(config) as ranks:
         path, device = resolve(config.model), pick_device(config.device)
         ranks.follow(build_learner(config, path, device, load_tokenizer(path), ranks))
 
 
 def follow_stage(config: StageConfig) -> None:
-    """On ranks above 0: build the same model, and work until rank 0 ends the run."""
+    """Build the same model, on ranks above 0, and work until rank 0 ends the run."""
     with _following(config) as ranks:
         ranks.follow_stage(without_data(config, ranks))
 

@@ -1,4 +1,4 @@
-"""What ranks above 0 do: wait for an order of rank 0, do their part of it, and give back what they found."""
+"""Work of ranks above 0: wait for an order of rank 0, do their part of it, and give back what they found."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -12,14 +12,14 @@ END = "end"
 KINDS = {
     "old": "score",
     "reference": "score",
-    "spread": "update",
+    "map_rows": "update",
     "step": "update",
     "refill": "push",
     "write": "save",
     "sample_training": "sample",
     "sample_evaluation": "sample",
 }
-"""What the time line of a step calls a job; other jobs are short, and left out."""
+"""Names of jobs on the time line of a step; other jobs are short, and left out."""
 
 
 class Crew:
@@ -47,7 +47,7 @@ class Crew:
         self._jobs |= jobs
 
     def ask(self, job: str, parts: Sequence[tuple[Any, ...]] | None = None) -> list[Any]:
-        """On rank 0: what each rank finds. `parts` are each rank's arguments; None: there are none."""
+        """Results of each rank, on rank 0. `parts` are each rank's arguments; None: there are none."""
         assert self.mesh.rank == 0, "only rank 0 gives orders"
         arguments = [()] * self.size if parts is None else parts
         with self.uninterrupted():
@@ -58,19 +58,19 @@ class Crew:
         if job in KINDS:
             for rank, (seconds, _) in enumerate(answers):  # of its own clock: those of nodes differ
                 self.lanes.add(Interval(f"rank {rank}", KINDS[job], start, start + seconds))
-        return [found for _, found in answers]
+        return [result for _, result in answers]
 
     def tell(self, job: str, *arguments: Any) -> list[Any]:
-        """On rank 0: the same with equal arguments for every rank."""
+        """Ask with equal arguments for every rank, on rank 0."""
         return self.ask(job, [arguments] * self.size)
 
     def follow(self) -> None:
-        """On ranks above 0: do what is asked until rank 0 ends the run."""
+        """Do what is asked until rank 0 ends the run, on ranks above 0."""
         while (order := self.mesh.scatter(None))[0] != END:
             self._done(order)
 
     def dismiss(self) -> None:
-        """On rank 0: the run is over. After a job that failed here, others may still be in it: they end when this
+        """End the run, on rank 0. After a job that failed here, others may still be in it: they end when this
         process does."""
         if not self._is_working:
             self.mesh.scatter([(END, ())] * self.size)
@@ -79,5 +79,5 @@ class Crew:
         """Seconds and result of each rank, on rank 0."""
         job, arguments = order
         start = time.perf_counter()
-        found = self._jobs[job](*arguments)
-        return self.mesh.gather((time.perf_counter() - start, found))
+        result = self._jobs[job](*arguments)
+        return self.mesh.gather((time.perf_counter() - start, result))

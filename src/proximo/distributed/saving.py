@@ -50,7 +50,7 @@ def write_shards(folder: Path, parts: Parts, mesh: Mesh) -> str | None:
 
 
 def check_written(folder: Path, failures: list[str | None]) -> None:
-    """On rank 0: OSError if the ranks could not write their shards."""
+    """Raise OSError, on rank 0, if the ranks could not write their shards."""
     if failures[0] is not None:
         raise OSError(f"{folder}: {failures[0]}")
 
@@ -62,15 +62,15 @@ def read_shards(folder: Path, part: str, known: Mapping[str, Tensor], mesh: Mesh
 
 def read_moments(folder: Path, known: Mapping[str, Tensor], mesh: Mesh) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """An optimizer's moments and float32 weights, by today's names and laid out as the known parameters are."""
-    found = _read(
+    tensors = _read(
         folder,
         "optimizer",
         lambda stored: optimizer_by_name(stored, list(known), list(known)),
         lambda name: known.get(name.rpartition(".")[0]),
         mesh,
     )
-    masters = {name.rpartition(".")[0]: each for name, each in found.items() if name.endswith(f".{MASTER}")}
-    return {name: each for name, each in found.items() if not name.endswith(f".{MASTER}")}, masters
+    masters = {name.rpartition(".")[0]: each for name, each in tensors.items() if name.endswith(f".{MASTER}")}
+    return {name: each for name, each in tensors.items() if not name.endswith(f".{MASTER}")}, masters
 
 
 def _read(
@@ -108,9 +108,9 @@ def _files(folder: Path, part: str) -> Iterator[str | None]:
     if not single.exists():
         yield str(folder / part) if (folder / part).is_dir() else None
         return
-    with tempfile.TemporaryDirectory() as place:
-        (Path(place) / single.name).symlink_to(single.resolve())
-        yield place
+    with tempfile.TemporaryDirectory() as linked:
+        (Path(linked) / single.name).symlink_to(single.resolve())
+        yield linked
 
 
 def _parameters(model: PreTrainedModel) -> dict[str, nn.Parameter]:
@@ -138,8 +138,8 @@ def restore(
     moments, masters = read_moments(folder / STATE, parameters, mesh)
     if not values:  # of a run whose algorithm was changed from one that has a value model
         moments, masters = (
-            {name: each for name, each in found.items() if not name.startswith(VALUE_NAMES)}
-            for found in (moments, masters)
+            {name: each for name, each in tensors.items() if not name.startswith(VALUE_NAMES)}
+            for tensors in (moments, masters)
         )
     for name, each in masters.items():
         parameters[name].copy_(each)

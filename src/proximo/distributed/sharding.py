@@ -25,8 +25,8 @@ HALVES = (torch.bfloat16, torch.float16)
 
 
 class Root(nn.Module):
-    """Everything whose shards one pass gathers. Its call runs a pass and returns that pass's tensors with a gradient,
-    on which FSDP hangs what gathers the shards again for the backward pass."""
+    """Module of everything whose shards one pass gathers. Its call runs a pass and returns that pass's tensors with a
+    gradient, on which FSDP hangs what gathers the shards again for the backward pass."""
 
     def __init__(self, *modules: nn.Module) -> None:
         super().__init__()
@@ -36,29 +36,29 @@ class Root(nn.Module):
         return work()
 
     def run(self, work: Callable[[], Any]) -> Any:
-        """What a pass finds."""
-        found: list[Any] = []
+        """Result of a pass."""
+        results: list[Any] = []
 
         def forward() -> tuple[Tensor, ...]:
-            found.append(work())
-            return tuple(with_gradient(found[0]))
+            results.append(work())
+            return tuple(with_gradient(results[0]))
 
         self(forward)
-        return found[0]
+        return results[0]
 
 
-def with_gradient(found: Any) -> Iterator[Tensor]:
+def with_gradient(result: Any) -> Iterator[Tensor]:
     """The tensors of a pass's result through which a gradient can reach the model. Of a view, what it is a view of:
     its gradient passes through there, and FSDP wants no views."""
-    if isinstance(found, Tensor):
-        if found.requires_grad:
-            yield found if found._base is None else found._base
-    elif isinstance(found, tuple):
-        for each in found:
+    if isinstance(result, Tensor):
+        if result.requires_grad:
+            yield result if result._base is None else result._base
+    elif isinstance(result, tuple):
+        for each in result:
             yield from with_gradient(each)
-    elif is_dataclass(found):
-        for field in fields(found):
-            yield from with_gradient(getattr(found, field.name))
+    elif is_dataclass(result):
+        for field in fields(result):
+            yield from with_gradient(getattr(result, field.name))
 
 
 def shard(model: PreTrainedModel, mesh: Mesh, dtype: torch.dtype, value: nn.Module | None = None) -> Root:
@@ -94,7 +94,7 @@ def shard(model: PreTrainedModel, mesh: Mesh, dtype: torch.dtype, value: nn.Modu
 
 
 def _held(module: nn.Module, dtype: torch.dtype) -> nn.Module:
-    """With the parameters that are whole still in the dtype of shards, whatever that of their files is."""
+    """The module with the parameters that are whole still in the dtype of shards, whatever that of their files is."""
     for parameter in module.parameters():
         if not isinstance(parameter, DTensor):
             parameter.data = parameter.data.to(torch.float32 if parameter.requires_grad else dtype)
@@ -107,10 +107,10 @@ def _sharded(root: nn.Module) -> list[FSDPModule]:
 
 def _layers_of(value: nn.Module) -> Iterator[nn.Module]:
     """Layers of a value model's own."""
-    own = dict(value.named_children())
-    if isinstance(model := own.get("model"), PreTrainedModel):
+    children = dict(value.named_children())
+    if isinstance(model := children.get("model"), PreTrainedModel):
         yield from decoder_layers(model)
-    elif isinstance(layers := own.get("layers"), nn.ModuleList):
+    elif isinstance(layers := children.get("layers"), nn.ModuleList):
         yield from layers
 
 
@@ -126,25 +126,25 @@ def whole(tensor: Tensor) -> Tensor:
 
 
 def like(tensor: Tensor, sharded: Tensor) -> Tensor:
-    """This rank's shard of a whole tensor that every rank has, laid out as another one is."""
+    """Shard on this rank of a whole tensor that every rank has, laid out as another one is."""
     if not isinstance(sharded, DTensor) or not tensor.ndim:
         return tensor
     tensor = tensor.to(device=sharded.device)
     return distribute_tensor(tensor, sharded.device_mesh, sharded.placements, src_data_rank=None)
 
 
-def like_shard(own: Tensor, sharded: Tensor) -> Tensor:
+def like_shard(piece: Tensor, sharded: Tensor) -> Tensor:
     """A rank's own piece as its shard of a whole tensor, laid out as another one is."""
     if not isinstance(sharded, DTensor):
-        return own
+        return piece
     mesh, placements = sharded.device_mesh, sharded.placements
     return DTensor.from_local(
-        own.to(sharded.device), mesh, placements, run_check=False, shape=sharded.shape, stride=sharded.stride()
+        piece.to(sharded.device), mesh, placements, run_check=False, shape=sharded.shape, stride=sharded.stride()
     )
 
 
 def local(tensor: Tensor) -> Tensor:
-    """What this rank holds of a tensor."""
+    """Part of a tensor that this rank holds."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
@@ -153,11 +153,11 @@ def refill(copy: PreTrainedModel | None, model: PreTrainedModel) -> None:
     """Bring a whole copy up to date in place, so that whatever points at its memory stays valid; all ranks together,
     those without a copy too. Weights that are not trained are in it already."""
     copies = [None for _ in model.parameters()] if copy is None else list(copy.parameters())
-    for own, sharded in zip(copies, model.parameters(), strict=True):
+    for weight, sharded in zip(copies, model.parameters(), strict=True):
         if sharded.requires_grad:
             gathered = whole(sharded.detach())
-            if own is not None:
-                own.copy_(gathered.to(own.dtype), non_blocking=True)
+            if weight is not None:
+                weight.copy_(gathered.to(weight.dtype), non_blocking=True)
     if copy is not None and copy.device.type == "cpu" and (device := model.device).type == "cuda":
         torch.cuda.synchronize(device)  # the host reads its copy as soon as this returns
 

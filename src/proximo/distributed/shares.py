@@ -1,4 +1,4 @@
-"""How rows are dealt out to ranks: whole groups, and equally many passes on each rank.
+"""Shares of rows for the ranks: whole groups, and equally many passes on each rank.
 
 Every pass of a sharded model is made by all ranks together. So a rank with fewer micro-batches than others makes up for
 them with passes over one short row, whose weights are 0 and whose results are dropped.
@@ -21,12 +21,12 @@ from proximo.types.tensor_types import Int
 
 @dataclass(frozen=True)
 class Share(Generic[Rows]):
-    """What one rank gets of some work over rows."""
+    """Share of one rank in some work over rows."""
 
     index: Int[Tensor, " M"]
     """Row numbers among all rows."""
     rows: Rows | None
-    """Its own rows; None: there are none for it."""
+    """Rows of the rank; None: there are none for it."""
     idle_rows: Rows
     """One row without weight, to make a pass with."""
     idle: int
@@ -39,7 +39,7 @@ def row_shares(batch: Batch, ranks: int) -> list[Int[Tensor, " M"]]:
     for number, length in zip(batch.group.tolist(), lengths, strict=True):
         sizes[number] = sizes.get(number, len(batch.prompts[number])) + length
     dealt = deal(sizes, ranks)
-    return [torch.isin(batch.group, torch.tensor(own, dtype=torch.long)).nonzero().squeeze(1) for own in dealt]
+    return [torch.isin(batch.group, torch.tensor(numbers, dtype=torch.long)).nonzero().squeeze(1) for numbers in dealt]
 
 
 def batch_shares(batch: Batch, passes: Passes, ranks: int) -> list[Share[Batch]]:
@@ -64,19 +64,19 @@ def update_shares(update: UpdateRows, passes: Passes, ranks: int) -> list[Share[
 
 
 def _dealt(batch: Batch, passes: Passes, ranks: int) -> list[tuple[Tensor, Tensor, int]]:
-    """For each rank its rows, the shortest row of all, and how many passes it has to make with that one."""
+    """Rows of each rank, the shortest row of all, and the number of passes that the rank makes with that one."""
     indices = row_shares(batch, ranks)
     counts = [len(list(passes.parts(batch.rows(index)))) if len(index) else 0 for index in indices]
     short = (batch.lengths + torch.tensor([len(batch.prompts[number]) for number in batch.group.tolist()])).argmin()
-    return [(index, short.reshape(1), max(counts) - own) for index, own in zip(indices, counts, strict=True)]
+    return [(index, short.reshape(1), max(counts) - count) for index, count in zip(indices, counts, strict=True)]
 
 
 def trimmed(batch: Batch) -> Batch:
     """The batch without what its rows do not need: other groups' prompts and routes, and where the rows come from.
     Groups keep their numbers."""
-    own = set(batch.group.tolist())
-    prompts = tuple(prompt if number in own else () for number, prompt in enumerate(batch.prompts))
-    routes = tuple(each if number in own else each[:0] for number, each in enumerate(batch.prompt_routes))
+    kept = set(batch.group.tolist())
+    prompts = tuple(prompt if number in kept else () for number, prompt in enumerate(batch.prompts))
+    routes = tuple(each if number in kept else each[:0] for number, each in enumerate(batch.prompt_routes))
     return replace(batch, prompts=prompts, prompt_routes=routes, groups=())
 
 
@@ -89,13 +89,13 @@ def without_weight(update: UpdateRows) -> UpdateRows:
     return replace(update, weights=torch.zeros_like(update.weights), plan=plan)
 
 
-def on_cpu(found: GradientPass) -> GradientPass:
+def on_cpu(result: GradientPass) -> GradientPass:
     """To be sent to another process."""
-    stats = Stats(*({name: each.cpu() for name, each in kind.items()} for kind in vars(found.stats).values()))
-    agreements = [part and tuple(map(_agreement_on_cpu, part)) for part in found.agreements]
-    parts, entropies = ([(index, each.cpu()) for index, each in kind] for kind in (found.parts, found.entropies))
-    return replace(found, stats=stats, parts=parts, entropies=entropies, agreements=agreements)
+    stats = Stats(*({name: each.cpu() for name, each in kind.items()} for kind in vars(result.stats).values()))
+    agreements = [part and tuple(map(_agreement_on_cpu, part)) for part in result.agreements]
+    parts, entropies = ([(index, each.cpu()) for index, each in kind] for kind in (result.parts, result.entropies))
+    return replace(result, stats=stats, parts=parts, entropies=entropies, agreements=agreements)
 
 
-def _agreement_on_cpu(found: Agreement) -> Agreement:
-    return Agreement(found.positions.cpu(), found.equal.cpu(), found.changed.cpu())
+def _agreement_on_cpu(agreement: Agreement) -> Agreement:
+    return Agreement(agreement.positions.cpu(), agreement.equal.cpu(), agreement.changed.cpu())

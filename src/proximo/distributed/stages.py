@@ -66,7 +66,7 @@ class ShardedStageModel:
         )
 
     def follow(self, stage: SplitStage) -> None:
-        """On ranks above 0: work for rank 0 until the run ends. `stage` has the model, and no data."""
+        """Work for rank 0 until the run ends, on ranks above 0. `stage` has the model, and no data."""
         self._stage = stage
         self._crew.follow()
 
@@ -76,13 +76,13 @@ class ShardedStageModel:
         self._stage = stage
         shares = dealt([stage.train[item] for item in items], self._crew.size)
         idle = stage.parts(items, [smallest([stage.train[item] for item in items])])
-        found: list[StepLoss] = self._crew.ask(
-            "gradients", with_idle([stage.parts(items, own) if own else [] for own in shares], idle[0])
+        losses: list[StepLoss] = self._crew.ask(
+            "gradients", with_idle([stage.parts(items, numbers) if numbers else [] for numbers in shares], idle[0])
         )
         sums = dict[str, float]()
-        for each in found:
+        for each in losses:
             sums |= {name: sums.get(name, 0.0) + value for name, value in each.sums.items()}
-        return StepLoss(sum(each.loss for each in found), sums)
+        return StepLoss(sum(each.loss for each in losses), sums)
 
     def _gradients_here(self, parts: Sequence[Any], idle: int, idle_part: Any) -> StepLoss:
         stage = self._stage
@@ -96,9 +96,9 @@ class ShardedStageModel:
                 yield loss * 0.0, {}
 
         with self._explaining():
-            found = self._inner.backward(losses)
+            result = self._inner.backward(losses)
         reshard(self._root)
-        return found
+        return result
 
     def held_out(self, stage: SplitStage) -> dict[str, float]:
         if not stage.kept:
@@ -106,8 +106,8 @@ class ShardedStageModel:
         self._stage = stage
         shares = dealt(stage.kept, self._crew.size)
         idle = stage.kept_parts([smallest(stage.kept)])
-        found = self._crew.ask("measured", with_idle([stage.kept_parts(own) for own in shares], idle[0]))
-        return stage.metrics([each for part in found for each in part])
+        measured = self._crew.ask("measured", with_idle([stage.kept_parts(numbers) for numbers in shares], idle[0]))
+        return stage.metrics([each for part in measured for each in part])
 
     def _measured_here(self, parts: Sequence[Any], idle: int, idle_part: Any) -> list[Any]:
         assert self._stage is not None
@@ -118,8 +118,8 @@ class ShardedStageModel:
         size = self._crew.size
         if not rows:
             return []
-        found = self._crew.ask("scored", with_idle([rows[rank::size] for rank in range(size)], rows[0]))
-        return [found[number % size][number // size] for number in range(len(rows))]
+        sums = self._crew.ask("scored", with_idle([rows[rank::size] for rank in range(size)], rows[0]))
+        return [sums[number % size][number // size] for number in range(len(rows))]
 
     def _scored_here(self, rows: Sequence[EncodedRows], idle: int, idle_rows: EncodedRows) -> list[list[float]]:
         def run(each: EncodedRows) -> Tensor:
@@ -129,12 +129,12 @@ class ShardedStageModel:
 
     @torch.no_grad()
     def _each(self, run: Callable[[Part], Any], parts: Sequence[Part], idle: int, idle_part: Part) -> list[Any]:
-        """What passes find in this rank's own micro-batches, and then the passes that others still make."""
+        """Run passes on this rank's own micro-batches, and then the passes that others still make."""
         self._inner.model.eval()
         with self._explaining():
-            found = [self._root.run(lambda part=part: run(part)) for part in (*parts, *[idle_part] * idle)]
+            results = [self._root.run(lambda part=part: run(part)) for part in (*parts, *[idle_part] * idle)]
         reshard(self._root)
-        return found[: len(parts)]
+        return results[: len(parts)]
 
     def _explaining(self) -> AbstractContextManager[None]:
         rank, budget = self._crew.mesh.rank, self._options.token_budget
@@ -185,14 +185,14 @@ class ShardedStageModel:
     def _write_here(self, folder: str) -> str | None:
         named = self._inner.trained()
         best = {} if self._inner.best is None else dict(zip(named, self._inner.best, strict=True))
-        found = {
+        tensors = {
             "model": {name: each.detach().to(self._dtype) for name, each in named.items()},
             "optimizer": self._inner.optimizer.tensors(list(named)),
             "best": {name: like_shard(each.to(self._dtype), named[name]) for name, each in best.items()},
         }
         if self._dtype in HALVES:  # the other two are rounded, as those of one process are
-            found["optimizer"] |= {f"{name}.{MASTER}": each for name, each in named.items()}
-        return write_shards(Path(folder), found, self._crew.mesh)
+            tensors["optimizer"] |= {f"{name}.{MASTER}": each for name, each in named.items()}
+        return write_shards(Path(folder), tensors, self._crew.mesh)
 
     def read(self, folder: Path) -> None:
         self._inner.draws.load(read_tensors(folder / "random.safetensors"))
@@ -200,26 +200,26 @@ class ShardedStageModel:
 
     @torch.no_grad()
     def _read_here(self, folder: str) -> None:
-        place, named, mesh = Path(folder), self._inner.trained(), self._crew.mesh
-        stored = read_shards(place, "model", named, mesh)
+        path, named, mesh = Path(folder), self._inner.trained(), self._crew.mesh
+        stored = read_shards(path, "model", named, mesh)
         copy_named(named, {name: each.float() for name, each in stored.items()}, "the model")
-        moments, masters = read_moments(place, named, mesh)
+        moments, masters = read_moments(path, named, mesh)
         for name, each in masters.items():
             named[name].copy_(each)
         self._inner.optimizer.load_tensors(moments, list(named))
         self._copy.is_old = True
-        best = read_shards(place, "best", named, mesh)
+        best = read_shards(path, "best", named, mesh)
         self._inner.best = [local(best[name]).float().cpu() for name in named] if best else None
 
 
 def dealt(items: Sequence[Encoded], ranks: int) -> list[list[int]]:
     """Places of the items that each rank gets, in order: the largest item first, to the rank with the fewest tokens."""
-    return [sorted(own) for own in deal(dict(enumerate(map(tokens_of, items))), ranks)]
+    return [sorted(share) for share in deal(dict(enumerate(map(tokens_of, items))), ranks)]
 
 
 def smallest(items: Sequence[Encoded]) -> int:
     """Place of the item with the fewest tokens."""
-    return min(range(len(items)), key=lambda place: tokens_of(items[place]))
+    return min(range(len(items)), key=lambda number: tokens_of(items[number]))
 
 
 def tokens_of(item: Encoded) -> int:
@@ -227,7 +227,7 @@ def tokens_of(item: Encoded) -> int:
 
 
 def with_idle(parts: Sequence[Sequence[Part]], idle: Part) -> list[tuple[Sequence[Part], int, Part]]:
-    """For each rank its micro-batches, and how many passes it makes with another one that does not count: passes of a
-    sharded model are made by all ranks together."""
-    most = max(map(len, parts))
-    return [(own, most - len(own), idle) for own in parts]
+    """Micro-batches of each rank, and the number of passes that it makes with another one that does not count: passes
+    of a sharded model are made by all ranks together."""
+    longest = max(map(len, parts))
+    return [(batches, longest - len(batches), idle) for batches in parts]

@@ -22,7 +22,7 @@ BEATS = 10
 """Signs of life within the time after which a rank counts as lost."""
 
 
-class Watch:
+class RankWatch:
     """Shows the other ranks that this one is alive, and ends this process if one of them is not for `timeout` seconds:
     with the stack of each thread on stderr, and the status by which the launcher starts all of them again."""
 
@@ -48,13 +48,13 @@ class Watch:
                 return
             try:
                 self._store.set(_key(self._rank), str(beat))
-                found = {rank: self._store.get(_key(rank)) for rank in self._others}
+                signs = {rank: self._store.get(_key(rank)) for rank in self._others}
             except (dist.DistError, RuntimeError):
                 if not self._over.is_set():
                     self._end("the store of the group")
                 return
             now = time.monotonic()
-            seen = {rank: seen[rank] if seen[rank][0] == each else (each, now) for rank, each in found.items()}
+            seen = {rank: seen[rank] if seen[rank][0] == each else (each, now) for rank, each in signs.items()}
             for rank, (_, last) in seen.items():
                 if now - last > self._timeout:
                     self._end(f"rank {rank}")

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from proximo.algorithms import UnusualChoice
 from proximo.config.trust.naming import named_code
 from proximo.config.trust.permission import OfRun
-from proximo.insight.lens.steps import Step, read_step
+from proximo.insight.lens.steps import StoredStep, read_step
 from proximo.insight.reading import is_number
 from proximo.rl.config import RunConfig, loads_run
 from proximo.runs.files import METRICS, RESULT, ROLLOUTS, TRACKING, VERDICTS, stored_steps
@@ -28,7 +28,7 @@ NOT_LOADED = (
     "not loaded, because a run may come from anyone and its config names this code; if you trust it, give --load-code "
     "to `proximo view` or `proximo report`"
 )
-"""Why a class is not loaded without `load_code`."""
+"""Reason why a class is not loaded without `load_code`."""
 
 MAX_BYTES, MAX_ROWS = 256 << 20, 1_000_000
 """Maximum bytes of a file that is read at once; the metrics of a hundred thousand steps are smaller."""
@@ -67,8 +67,8 @@ class RunFolder:
         return config
 
     def admit(self, tables: Mapping[str, Any]) -> None:
-        """Whether code that a config's tables name may be loaded. For reading alone the names do no harm: but a task
-        is asked for its problems, so that none that would load code then is accepted."""
+        """Check that code that a config's tables name may be loaded; ValueError if not. For reading alone the names do
+        no harm: but a task is asked for its problems, so that none that would load code then is accepted."""
         try:
             if self._code is not None:
                 self._code.admit(tables)
@@ -124,8 +124,8 @@ class RunFolder:
     def rows(self, name: str) -> list[dict[str, Any]]:
         """All complete rows of a .jsonl file of the run; empty if it does not exist yet. Rows of metrics with
         impossible or decreasing steps are skipped; `proximo doctor` counts them."""
-        found = self.rows_from(name, 0)[0]
-        return in_order(found) if name == METRICS else found
+        rows = self.rows_from(name, 0)[0]
+        return in_order(rows) if name == METRICS else rows
 
     def rows_from(self, name: str, offset: int) -> tuple[list[dict[str, Any]], int]:
         """The rows after `offset` bytes, and the offset of their end. A file that has become shorter, because the run
@@ -166,7 +166,7 @@ class RunFolder:
     def step_file(self, number: int) -> Path:
         return self.path / ROLLOUTS / f"step-{number:06d}.parquet"
 
-    def step(self, number: int) -> Step:
+    def step(self, number: int) -> StoredStep:
         path = self.step_file(number)
         try:
             status = path.stat()
@@ -178,7 +178,7 @@ class RunFolder:
 
 
 @lru_cache(maxsize=2)
-def _cached_step(path: Path, number: int, changed: int, size: int) -> Step:
+def _cached_step(path: Path, number: int, changed: int, size: int) -> StoredStep:
     """The stored step, cached until its file changes, as it may when a run is resumed."""
     return read_step(path, number)
 
@@ -188,8 +188,8 @@ def find_runs(root: Path, *, load_code: bool = False) -> list[RunFolder]:
     root = without_links(root)
     if (root / "run.json").is_file():
         return [RunFolder(root, load_code=load_code)]
-    found = sorted(_below(root, DEPTH), key=lambda path: (path / "run.json").stat().st_mtime, reverse=True)
-    return [RunFolder(path, load_code=load_code) for path in found]
+    paths = sorted(_below(root, DEPTH), key=lambda path: (path / "run.json").stat().st_mtime, reverse=True)
+    return [RunFolder(path, load_code=load_code) for path in paths]
 
 
 def _below(folder: Path, depth: int) -> Iterator[Path]:
@@ -206,7 +206,7 @@ def _below(folder: Path, depth: int) -> Iterator[Path]:
 
 
 def _is_asked(field: str) -> bool:
-    """Whether a field belongs to what gives a task its problems, and is not the class itself, which is never loaded."""
+    """True if a field belongs to what gives a task its problems, and is not the class itself, which is never loaded."""
     path = field.split(".")
     return path[0] == "task" and path[-1] != "type" and "reward" not in path
 
@@ -226,9 +226,9 @@ def decoded(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
 def check_size(path: Path, size: int) -> None:
     """Refuse, in one line, a file that is too large for memory."""
     if size > MAX_BYTES:
-        most = f"{MAX_BYTES >> 20} MiB"
+        limit = f"{MAX_BYTES >> 20} MiB"
         raise ValueError(
-            f"{path} has {size >> 20:,} MiB, more than the {most} that are read at once: no run writes that"
+            f"{path} has {size >> 20:,} MiB, more than the {limit} that are read at once: no run writes that"
         )
 
 

@@ -22,7 +22,7 @@ def is_number(value: object) -> bool:
 
 NO_PHASE = ("step", "tokens", "attempt")
 COSTS = ("judge_", "episode_")
-"""What names of numbers begin with that are no phase: they were spent within one, or are no seconds."""
+"""Prefixes of numbers that are no phase: they were spent within one, or are no seconds."""
 
 
 def phases(timing: Row) -> dict[str, Number]:

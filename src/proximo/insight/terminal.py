@@ -13,7 +13,7 @@ from proximo.insight.doctor.verdict import Verdict, judge
 from proximo.insight.folder import RunFolder, State
 from proximo.rl.progress import BARS
 from proximo.runs.files import EVENTS, METRICS
-from proximo.runs.health import Finding, watched
+from proximo.runs.health import Finding, monitored
 from proximo.runs.health.history import number
 from proximo.runs.rollout_files import rollouts
 
@@ -35,7 +35,7 @@ MAX_EVENTS = 5
 
 
 @dataclass(frozen=True)
-class Curve:
+class Sparkline:
     title: str
     values: Sequence[float]
     is_share: bool
@@ -64,8 +64,8 @@ class Sample:
 
 
 @dataclass(frozen=True)
-class Watched:
-    """What there is to see of a run at one moment."""
+class RunSnapshot:
+    """View of a run in the terminal at one moment."""
 
     name: str
     state: State
@@ -73,16 +73,16 @@ class Watched:
     of_steps: int | None
     verdict: Verdict
     findings: Sequence[Finding]
-    curves: Sequence[Curve]
+    curves: Sequence[Sparkline]
     events: Sequence[str]
     sample: Sample | None
 
 
-def look(run: RunFolder) -> Watched:
+def look(run: RunFolder) -> RunSnapshot:
     """The run now. Its checkpoints and rollouts are not verified, unlike in `proximo doctor`, so that this is quick."""
     rows = run.rows(METRICS)
-    steps, standing = int(rows[-1]["step"]) if rows else 0, watched(rows).standing()
-    return Watched(
+    steps, standing = int(rows[-1]["step"]) if rows else 0, monitored(rows).standing()
+    return RunSnapshot(
         name=run.name,
         state=run.state,
         steps=steps,
@@ -101,7 +101,7 @@ def spark(values: Sequence[float], width: int) -> str:
     Example: spark([0, 1, 2, 3], 4) == "▁▃▆█"
     """
     count = min(width, len(values))
-    edges = [round(place * len(values) / count) for place in range(count + 1)] if count else []
+    edges = [round(index * len(values) / count) for index in range(count + 1)] if count else []
     # Halves and shares first: the largest floats may not overflow.
     means = [math.fsum(value / 2 / (b - a) for value in values[a:b]) for a, b in itertools.pairwise(edges)]
     low, high = min(means, default=0.0), max(means, default=0.0)
@@ -110,16 +110,16 @@ def spark(values: Sequence[float], width: int) -> str:
     return "".join(BARS[round((value - low) / (high - low) * (len(BARS) - 1))] for value in means)
 
 
-def _curves(rows: Sequence[dict[str, Any]]) -> list[Curve]:
+def _curves(rows: Sequence[dict[str, Any]]) -> list[Sparkline]:
     """The curves that the run has; the reward only if it is not the outcome, the loss only of other stages."""
-    found: dict[str, Curve] = {}
+    curves: dict[str, Sparkline] = {}
     for title, metric, is_share in CURVES:
         values = [value for row in rows if not math.isnan(value := number(row, metric))]
-        if values and not (metric == "loss" and "outcome" in found):
-            found[title] = Curve(title, values, is_share and 0 <= min(values) <= max(values) <= 1)
-    if "reward" in found and "outcome" in found and found["reward"].values == found["outcome"].values:
-        del found["reward"]
-    return list(found.values())
+        if values and not (metric == "loss" and "outcome" in curves):
+            curves[title] = Sparkline(title, values, is_share and 0 <= min(values) <= max(values) <= 1)
+    if "reward" in curves and "outcome" in curves and curves["reward"].values == curves["outcome"].values:
+        del curves["reward"]
+    return list(curves.values())
 
 
 def _events(run: RunFolder) -> list[str]:
@@ -144,7 +144,7 @@ def _sample(run: RunFolder) -> Sample | None:
 
 def _of_steps(run: RunFolder) -> int | None:
     try:
-        found = tomllib.loads(run.config_text).get("steps")
+        steps = tomllib.loads(run.config_text).get("steps")
     except (ValueError, RecursionError):
         return None
-    return found if isinstance(found, int) and not isinstance(found, bool) else None
+    return steps if isinstance(steps, int) and not isinstance(steps, bool) else None

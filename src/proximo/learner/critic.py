@@ -26,7 +26,7 @@ class Critic:
     def term(
         self, values: Float[Tensor, "B T"], rows: Batch, weights: Float[Tensor, "B T"]
     ) -> tuple[Float[Tensor, ""], Stats]:
-        """These rows' part of an update's loss, coefficient included; the statistics are without it."""
+        """Loss of these rows within an update's, coefficient included; the statistics are without it."""
         assert rows.values is not None
         assert rows.returns is not None
         weights = weights.to(values.dtype) * rows.mask
@@ -53,7 +53,7 @@ def critic_for(algorithm: Algorithm, policy: PreTrainedModel, value: ValueModel 
 
 
 def value_metrics(batch: Batch, returns: Float[Tensor, "B T"]) -> dict[str, float]:
-    """What the values before the updates were worth; `returns` are what the tokens really went on to earn."""
+    """Metrics of the values before the updates; `returns` are what the tokens really went on to earn."""
     assert batch.values is not None
     values, mask = batch.values.to(returns.dtype), batch.mask
     if not mask.any():

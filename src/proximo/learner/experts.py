@@ -48,9 +48,9 @@ class Balance:
 
     @torch.no_grad()
     def counted(self, passes: Passes, policy: Policy, batch: Batch) -> "CountedBalance":
-        """For one update: a pass over all its rows, without gradient."""
-        shares = policy.spread("load", partial(self.of_rows, policy), passes, batch)
-        counts = reduce(add, [found for _, found in shares])
+        """Count the load for one update: a pass over all its rows, without gradient."""
+        shares = policy.map_rows("load", partial(self.of_rows, policy), passes, batch)
+        counts = reduce(add, [share for _, share in shares])
         return CountedBalance(self.loss, self.chosen * counts.double() / counts.sum().clamp(min=1))
 
     @torch.no_grad()
@@ -71,7 +71,7 @@ class CountedBalance:
     """Each expert's share of assignments over all layers and tokens that train: they sum to the experts of a token."""
 
     def term(self, scores: Scores, rows: Batch, weights: Float[Tensor, "B T"]) -> tuple[Float[Tensor, ""], Stats]:
-        """These rows' part of an update's loss, coefficient included; the statistics are without it."""
+        """Loss of these rows within an update's, coefficient included; the statistics are without it."""
         logits = _trained_logits(scores, rows)
         assert logits.requires_grad, "layers checkpointed in torch's reentrant way hide their routers' gradient"
         tokens = self.loss(logits, self.load)
@@ -86,7 +86,7 @@ def _trained_logits(scores: Scores, rows: Batch) -> Float[Tensor, "M L X"]:
 
 
 def balance_for(algorithm: Algorithm, model: PreTrainedModel) -> Balance | None:
-    """Where the algorithm asks for one."""
+    """Balance of the routers, where the algorithm asks for one."""
     loss = router_balance_of(algorithm.extras)
     return loss and Balance(loss, needed_routers(model, f"extra is {loss}")[0].top_k)
 
@@ -102,7 +102,7 @@ def check_replay(model: PreTrainedModel, replay: RoutingReplay | None) -> Routin
 
 
 def sampled_routes(groups: Sequence[Group]) -> Routes | None:
-    """As the sampler recorded them; completions without are unknown, and None where none has any."""
+    """Routes as the sampler recorded them; completions without are unknown, and None where none has any."""
     completions = [rollout.completion for group in groups for rollout in group.rollouts]
     known = next((each.routes for each in completions if each.routes is not None), None)
     if known is None:
@@ -114,13 +114,13 @@ def sampled_routes(groups: Sequence[Group]) -> Routes | None:
             row[: len(completion.routes)] = completion.routes
     prompts = []
     for group in groups:
-        found = [each.completion.prompt_routes for each in group.rollouts if each.completion.prompt_routes is not None]
-        prompts.append(found[0] if found else known.new_full((len(group.prompt_tokens), *known.shape[1:]), UNKNOWN))
+        saved = [each.completion.prompt_routes for each in group.rollouts if each.completion.prompt_routes is not None]
+        prompts.append(saved[0] if saved else known.new_full((len(group.prompt_tokens), *known.shape[1:]), UNKNOWN))
     return Routes(tuple(prompts), rows)
 
 
 def to_replay(batch: Batch, replay: RoutingReplay | None) -> Batch:
-    """With the sampler's routes, where those are to be replayed."""
+    """The batch with the sampler's routes, where those are to be replayed."""
     if replay != "sampler":
         return batch
     routes = sampled_routes(batch.groups)
@@ -132,7 +132,7 @@ def to_replay(batch: Batch, replay: RoutingReplay | None) -> Batch:
 
 
 def with_routes(batch: Batch, index: Int[Tensor, " M"], routes: Routes | None) -> Batch:
-    """With what the old policy's pass recorded at some of the rows.
+    """The batch with what the old policy's pass recorded at some of the rows.
 
     Of a row that was carried over from an earlier step they are the choices of the policy as it is now: those of the
     policy that sampled it are gone.
@@ -144,14 +144,14 @@ def with_routes(batch: Batch, index: Int[Tensor, " M"], routes: Routes | None) -
 
 
 Agreements = tuple[Agreement, Agreement] | None
-"""Of a pass's completions and of its prompts; None where nothing was replayed."""
+"""Agreements of a pass's completions and of its prompts; None where nothing was replayed."""
 
 
-def agreement_stats(found: Agreements) -> Stats:
-    """Of the completions' tokens; `routing_metrics` reads them."""
-    if found is None:
+def agreement_stats(agreements: Agreements) -> Stats:
+    """Statistics of the completions' tokens; `routing_metrics` reads them."""
+    if agreements is None:
         return Stats()
-    completions, _ = found
+    completions, _ = agreements
     return Stats(
         totals={
             "routing_positions": completions.positions,
@@ -162,13 +162,13 @@ def agreement_stats(found: Agreements) -> Stats:
 
 
 def routing_metrics(stats: Stats) -> dict[str, float]:
-    """Over all updates of a step: of replayed experts the share of equal ones, and of tokens whose experts differ in
-    any layer; of the routers' own choice the share of experts, and of tokens, that the first update changed."""
-    found = {}
+    """Shares over all updates of a step: of replayed experts the share of equal ones, and of tokens whose experts
+    differ in any layer; of the routers' own choice that of experts, and of tokens, that the first update changed."""
+    metrics = {}
     for name, (total, per) in ROUTING_SHARES.items():
         if stats.totals.get(per):
-            found[name] = float(stats.totals[total] / stats.totals[per])
-    return found
+            metrics[name] = float(stats.totals[total] / stats.totals[per])
+    return metrics
 
 
 def with_drift(update: Callable[[Batch], Update], policy: Policy, passes: Passes, batch: Batch) -> Update:
@@ -178,15 +178,15 @@ def with_drift(update: Callable[[Batch], Update], policy: Policy, passes: Passes
     few = torch.isin(batch.group, batch.group.unique()[:PROBED_GROUPS]).nonzero().squeeze(1)
     rows = replace(batch.rows(few), routes=None, prompt_routes=())
     before = policy.without_gradient(passes, rows, record=True).routes
-    found = update(batch)
+    result = update(batch)
     after = policy.without_gradient(passes, rows, record=True).routes
     assert before is not None
     assert after is not None
-    return replace(found, stats=found.stats + drift_stats(before.rows, after.rows))
+    return replace(result, stats=result.stats + drift_stats(before.rows, after.rows))
 
 
 def drift_stats(before: Int[Tensor, "B T L K"], after: Int[Tensor, "B T L K"]) -> Stats:
-    """How many of the experts that tokens went to before are not chosen any more; `routing_metrics` reads it."""
+    """Statistics of the experts that tokens went to before and that are not chosen any more, for `routing_metrics`."""
     known = (before != UNKNOWN).flatten(2).all(dim=2)
     kept = (before[..., :, None] == after[..., None, :]).any(dim=-1)[known].double()
     lost = 1 - kept.mean(dim=(1, 2))
@@ -200,8 +200,8 @@ def check_agreement(parts: Sequence[Agreements]) -> None:
     Each layer by itself: in the first ones a choice depends on the token most, so a shift by one shows best there.
     """
     known = [part for part in parts if part is not None]
-    for what, found in zip(("completions", "prompts"), zip(*known, strict=True), strict=False):
-        overlap, layer = reduce(add, found).overlap.min(dim=0)
+    for what, agreements in zip(("completions", "prompts"), zip(*known, strict=True), strict=False):
+        overlap, layer = reduce(add, agreements).overlap.min(dim=0)
         if overlap < LEAST_OVERLAP:
             raise ValueError(
                 f"replay: before the step's first update only {overlap:.0%} of the experts replayed for the {what} in "

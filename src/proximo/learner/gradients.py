@@ -32,8 +32,8 @@ class UpdateRows:
     weights: Float[Tensor, "B T"]
     """Weights of a mean over the update's tokens."""
     plan: Plan | None = None
-    """Of the policy's terms; None where only values are trained."""
-    own: Bool[Tensor, " B"] | None = None
+    """Plan of the policy's terms; None where only values are trained."""
+    own_rows: Bool[Tensor, " B"] | None = None
     """Rows whose ratios are measured against their log-probs in this very pass; None where only values are trained."""
     balance: CountedBalance | None = None
 
@@ -47,7 +47,7 @@ class UpdateRows:
             batch=self.batch.rows(index),
             weights=self.weights[index],
             plan=None if self.plan is None else self.plan.rows(index),
-            own=None if self.own is None else self.own[index],
+            own_rows=None if self.own_rows is None else self.own_rows[index],
         )
 
 
@@ -62,36 +62,36 @@ class Gradients:
         self.mixed_in: Callable[[int], Stats] | None = None
         """Adds the gradient of other data to that of an update, given the number of updates before it."""
 
-    def of_update(self, passes: Passes, batch: Batch, own: Bool[Tensor, " B"]) -> GradientPass:
-        """Of all terms of the loss; it is left with the parameters. `own`: rows whose ratios are measured against their
-        log-probs in this very pass."""
+    def of_update(self, passes: Passes, batch: Batch, own_rows: Bool[Tensor, " B"]) -> GradientPass:
+        """Gradient of all terms of the loss; it is left with the parameters. `own_rows`: rows whose ratios are measured
+        against their log-probs in this very pass."""
         (plan, before), weights = self.plan(passes, batch), TokenMean()(batch.mask, batch.group)
         balance = self._balance and self._balance.counted(passes, self._policy, batch)
         self._policy.zero_grad()
         trained = self.rows_with_gradient(batch)
-        update = UpdateRows(batch, weights, plan, own, balance)
-        found = joined_passes(self._policy.spread("update", self.of_rows, passes, update.rows(trained)))
-        if not found.parts:  # all rows dead: the gradient is 0, which is not no gradient to an optimizer
-            self._policy.fill_zeros()
+        update = UpdateRows(batch, weights, plan, own_rows, balance)
+        result = joined_passes(self._policy.map_rows("update", self.of_rows, passes, update.rows(trained)))
+        if not result.parts:  # all rows dead: the gradient is 0, which is not no gradient to an optimizer
+            self._policy.zero_missing_gradients()
         if self.mixed_in is not None:
-            found = replace(found, stats=found.stats + self.mixed_in(self._policy.version))
-        logprobs = [(trained[index], each) for index, each in found.parts]
-        entropies = [(trained[index], each) for index, each in found.entropies]
+            result = replace(result, stats=result.stats + self.mixed_in(self._policy.version))
+        logprobs = [(trained[index], each) for index, each in result.parts]
+        entropies = [(trained[index], each) for index, each in result.entropies]
         at_fault = partial(self._piece_at_fault, update, logprobs, entropies)
-        return replace(found, parts=logprobs, entropies=entropies, before=before, piece_at_fault=at_fault)
+        return replace(result, parts=logprobs, entropies=entropies, before=before, piece_at_fault=at_fault)
 
     def of_rows(self, passes: Passes, update: UpdateRows) -> GradientPass:
-        """Of all terms, of these rows alone; their gradient is added to what the parameters have."""
+        """Gradient of all terms, of these rows alone; it is added to what the parameters have."""
         stats, first_logprobs, entropies, agreements = Stats(), [], [], []
         value, balance, device = self._critic and self._critic.model, update.balance, self._policy.model.device
         for index in passes.parts(update.batch):
             part = update.rows(index)
             assert part.plan is not None
-            assert part.own is not None
+            assert part.own_rows is not None
             with ExitStack() as until:
                 scores, values = self._policy.scores(passes, part.batch, value, until=until)
                 rows, weights = part.batch.to(device), to_device(part.weights, device)
-                old = old_logprobs(rows, to_device(part.own, device), scores.logprobs.detach())
+                old = old_logprobs(rows, to_device(part.own_rows, device), scores.logprobs.detach())
                 terms = [self.loss(rows, scores, old, part.plan.to(device))]
                 if self._critic is not None:
                     assert values is not None
@@ -106,25 +106,25 @@ class Gradients:
         return GradientPass(stats, first_logprobs, entropies, agreements)
 
     def _piece_at_fault(self, update: UpdateRows, logprobs: Parts, entropies: Parts) -> str | None:
-        """What is wrong with which piece, found by computing the policy's terms again; None where none is at fault."""
+        """Fault of a piece, found by computing the policy's terms again; None where none is at fault."""
         for (index, now), (_, entropy) in zip(logprobs, entropies, strict=True):
             part, now = update.rows(index), now.cpu()
             assert part.plan is not None
-            assert part.own is not None
-            old = old_logprobs(part.batch, part.own, now)
+            assert part.own_rows is not None
+            old = old_logprobs(part.batch, part.own_rows, now)
             inputs = LossInputs.of(part.batch, logprobs=now, old_logprobs=old, entropy=entropy.cpu())
-            if (found := piece_at_fault(self._algorithm, inputs, part.plan)) is not None:
-                return found
+            if (fault := piece_at_fault(self._algorithm, inputs, part.plan)) is not None:
+                return fault
         return None
 
     def of_values(self, passes: Passes, batch: Batch) -> GradientPass:
-        """Of the value model's loss alone."""
+        """Gradient of the value model's loss alone."""
         self._policy.zero_grad()
         update = UpdateRows(batch, TokenMean()(batch.mask, batch.group))
-        return joined_passes(self._policy.spread("values", self.of_row_values, passes, update))
+        return joined_passes(self._policy.map_rows("values", self.of_row_values, passes, update))
 
     def of_row_values(self, passes: Passes, update: UpdateRows) -> GradientPass:
-        """Of the value model's loss, of these rows alone."""
+        """Gradient of the value model's loss, of these rows alone."""
         assert self._critic is not None
         critic, stats, device = self._critic.unclipped(), Stats(), self._policy.model.device
         for index in passes.parts(update.batch):
@@ -159,17 +159,17 @@ class Gradients:
         return plan_step(self._algorithm, rows, generator), before
 
 
-def old_logprobs(rows: Batch, own: Bool[Tensor, " B"], logprobs: Float[Tensor, "B T"]) -> Float[Tensor, "B T"]:
-    """What ratios are measured against: of rows in `own` these log-probs, else those of the policy that sampled."""
-    return torch.where(own.unsqueeze(1), logprobs.to(rows.old_logprobs.dtype), rows.old_logprobs)
+def old_logprobs(rows: Batch, own_rows: Bool[Tensor, " B"], logprobs: Float[Tensor, "B T"]) -> Float[Tensor, "B T"]:
+    """Log-probs that ratios are measured against: of `own_rows` these, else those of the policy that sampled."""
+    return torch.where(own_rows.unsqueeze(1), logprobs.to(rows.old_logprobs.dtype), rows.old_logprobs)
 
 
 def joined_passes(shares: Sequence[tuple[Int[Tensor, " M"], GradientPass]]) -> GradientPass:
-    """What was found in shares of an update's rows, whose numbers come with each; of one share, that itself."""
-    stats = [found.stats for _, found in shares]
+    """Join the results for shares of an update's rows, whose numbers come with each; of one share, that itself."""
+    stats = [share.stats for _, share in shares]
     return GradientPass(
         stats=stats[0] if len(stats) == 1 else reduce(add, [each.double() for each in stats], Stats()),
-        parts=[(rows[index], each) for rows, found in shares for index, each in found.parts],
-        entropies=[(rows[index], each) for rows, found in shares for index, each in found.entropies],
-        agreements=[each for _, found in shares for each in found.agreements],
+        parts=[(rows[index], each) for rows, share in shares for index, each in share.parts],
+        entropies=[(rows[index], each) for rows, share in shares for index, each in share.entropies],
+        agreements=[each for _, share in shares for each in share.agreements],
     )

@@ -1,4 +1,4 @@
-"""What may be applied: an update of finite numbers, not out of all proportion, in passes that fit into memory.
+"""Guard of what is applied: an update of finite numbers, not out of all proportion, in passes that fit into memory.
 
 Not finite: one number among the tensors that an update reads (where the mask is set), the statistics it gives or its
 gradient is enough, and weights and optimizer stay as they are, bit for bit. A spike: a gradient that is many times the
@@ -36,12 +36,12 @@ from proximo.types.tensor_types import Float, Int
 
 WINDOW = 64
 """Number of gradient norms that the median is taken of."""
-LEAST = 16
+MIN_NORMS = 16
 """Minimum number of norms for a median: the first updates of a run differ for good reasons."""
-REPORTED = 100.0
+REPORT_ABOVE = 100.0
 """Times the median from which on a gradient is reported, where none is skipped."""
-READ = ("advantages", "old_logprobs", "rollout_logprobs", "ref_logprobs", "values", "returns")
-"""What an update reads at the tokens it trains on."""
+CHECKED_FIELDS = ("advantages", "old_logprobs", "rollout_logprobs", "ref_logprobs", "values", "returns")
+"""Fields that an update reads at the tokens it trains on."""
 
 Parts = list[tuple[Tensor, Tensor]]
 Result = TypeVar("Result")
@@ -49,7 +49,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class Notice:
-    """Something that happened to a run, and what to do about it."""
+    """Notice of what happened to a run, and what to do about it."""
 
     kind: str
     message: str
@@ -57,7 +57,7 @@ class Notice:
 
 @dataclass(frozen=True)
 class Skipped:
-    """Why an update was not applied."""
+    """Record of an update that was not applied."""
 
     reason: str
     rows: Int[Tensor, " K"]
@@ -68,7 +68,7 @@ class Skipped:
 
 @dataclass(frozen=True)
 class Update:
-    """What one optimizer update did."""
+    """Record of one optimizer update."""
 
     stats: Stats
     gradient_norm: float
@@ -76,27 +76,27 @@ class Update:
     value_gradient_norm: float | None
     """Gradient norm of the value model's own parameters; None without one."""
     first_gap: MismatchStats | None
-    """Of the sampler, on this update's rows, known where the policy had not been updated since sampling."""
+    """Gap of the sampler, on this update's rows, known where the policy had not been updated since sampling."""
     rows: Int[Tensor, " M"]
     """Row numbers in the step's batch."""
     logprobs: Float[Tensor, "M T"]
     """Log-probs under the policy just before the update; NaN for dead rows that were skipped."""
     old_logprobs: Float[Tensor, "M T"]
-    """What the update's ratios were measured against."""
+    """Log-probs that the update's ratios were measured against."""
     entropy: Float[Tensor, "M T"]
-    """Of the distributions that those tokens were judged by, in the same way."""
+    """Entropy of the distributions that those tokens were judged by, in the same way."""
     skipped: Skipped | None = None
-    """Why the update was skipped. None: it was applied."""
+    """Reason why the update was skipped. None: it was applied."""
     version: int = 0
     """Number of updates applied before this one."""
     is_idle: bool = False
-    """Whether nothing took part, so that weights and optimizer are as they were: a step of AdamW would move them by
+    """True if nothing took part, so that weights and optimizer are as they were: a step of AdamW would move them by
     the momentum of earlier updates."""
 
 
 @dataclass(frozen=True)
 class GradientPass:
-    """What the passes of an update saw; its gradient lies with the parameters."""
+    """Results of the passes of an update; its gradient lies with the parameters."""
 
     stats: Stats = field(default_factory=Stats)
     parts: Parts = field(default_factory=list)
@@ -104,13 +104,13 @@ class GradientPass:
     entropies: Parts = field(default_factory=list)
     agreements: Sequence[Any] = ()
     before: OldScores | None = None
-    """Of all rows, dead ones too, where the update first asked for them without a gradient, to choose among tokens."""
+    """Scores of all rows, dead ones too, where the update first asked for them without a gradient, to choose tokens."""
     piece_at_fault: Callable[[], str | None] | None = None
     """Says which piece returned a number that is not finite, if one did; asked where the log-probs are finite."""
 
 
 def _of_all(parts: Parts, batch: Batch, before: Tensor | None) -> Float[Tensor, "M T"]:
-    """What is known of some rows, among all; NaN where one was not run."""
+    """Numbers that are known of some rows, among all; NaN where one was not run."""
     known = torch.full_like(batch.old_logprobs, torch.nan) if before is None else before.clone()
     if parts:  # in one transfer: each waits for the device
         index, values = (torch.cat(each) for each in zip(*parts, strict=True))
@@ -127,7 +127,7 @@ class UpdateGuard:
         self._windows: dict[int, deque[float]] = {}
         """The last gradient norms of each group of parameters."""
         self._in_spell = False
-        """Whether the last update was a spike that has been reported."""
+        """True if the last update was a spike that has been reported."""
         self.in_a_row = 0
         """Updates skipped since the last that was applied."""
         self.max_tokens: int | None = None
@@ -140,7 +140,7 @@ class UpdateGuard:
 
     def skip_if_not_finite(self, batch: Batch) -> Update | None:
         """The skipped update of a batch that is not to be read: a loss would bound some of its numbers and go on."""
-        for name in READ:
+        for name in CHECKED_FIELDS:
             tensor = getattr(batch, name)
             if tensor is not None and (at_fault := (~tensor.isfinite() & batch.mask).any(dim=1)).any():
                 skipped = self._skip(f"{name} holds a number that is not finite", at_fault)
@@ -157,7 +157,7 @@ class UpdateGuard:
             try:
                 return passes, work(passes)
             except (RuntimeError, MemoryError) as error:
-                if not (is_out_of_memory(error) and self._policy.may_repeat):
+                if not (is_out_of_memory(error) and self._policy.can_retry):
                     raise
                 failure = first_line(error)
             # Not in the clause above: while an error is handled, the frames it went through keep their tensors.
@@ -168,29 +168,29 @@ class UpdateGuard:
             if torch.cuda.is_initialized():
                 torch.cuda.empty_cache()
 
-    def apply(self, batch: Batch, found: GradientPass, *, is_silent: bool = False) -> Update:
+    def apply(self, batch: Batch, result: GradientPass, *, is_silent: bool = False) -> Update:
         """Each group of parameters is clipped apart: the value model's gradient must not shrink the policy's step.
         `is_silent`: no row of the whole step has an advantage."""
         skipped: list[Skipped | None] = []
 
         def is_idle(norms: list[float]) -> bool:
-            return not any(norms) and (is_silent or found.stats.floats().get("rejected") == 1)
+            return not any(norms) and (is_silent or result.stats.floats().get("rejected") == 1)
 
         def accepts(norms: list[float]) -> bool:
-            skipped.append(self._refused(batch, found, norms))
+            skipped.append(self._refused(batch, result, norms))
             return skipped[0] is None and not is_idle(norms)
 
         with explaining_memory("the optimizer's own numbers do not fit; use a smaller model, or more memory"):
             norms = self._policy.apply(self._options.max_gradient_norm, accepts)
-        return replace(self._update(batch, found, norms, skipped[0]), is_idle=is_idle(norms))
+        return replace(self._update(batch, result, norms, skipped[0]), is_idle=is_idle(norms))
 
-    def _update(self, batch: Batch, found: GradientPass, norms: Sequence[float], skipped: Skipped | None) -> Update:
+    def _update(self, batch: Batch, result: GradientPass, norms: Sequence[float], skipped: Skipped | None) -> Update:
         value_norm = norms[VALUE] if self._policy.trains_values else None
-        before = found.before
-        logprobs = _of_all(found.parts, batch, before and before.logprobs)
-        entropy = _of_all(found.entropies, batch, before and before.entropy)
+        before = result.before
+        logprobs = _of_all(result.parts, batch, before and before.logprobs)
+        entropy = _of_all(result.entropies, batch, before and before.entropy)
         return Update(
-            stats=found.stats,
+            stats=result.stats,
             gradient_norm=norms[POLICY],
             value_gradient_norm=value_norm,
             first_gap=None,
@@ -201,17 +201,17 @@ class UpdateGuard:
             skipped=skipped,
         )
 
-    def _refused(self, batch: Batch, found: GradientPass, norms: Sequence[float]) -> Skipped | None:
+    def _refused(self, batch: Batch, result: GradientPass, norms: Sequence[float]) -> Skipped | None:
         """Reason not to apply a gradient; None if it can be applied."""
-        broken = [name for name, value in found.stats.floats().items() if not math.isfinite(value)]
+        broken = [name for name, value in result.stats.floats().items() if not math.isfinite(value)]
         if broken or not all(map(math.isfinite, norms)):
-            names = self._policy.broken_gradients()
+            names = self._policy.nonfinite_gradients()
             where = [*broken, *(["the gradient"] if names or not broken else [])]
             at_fault = torch.zeros(len(batch), dtype=torch.bool)
-            for index, logprobs in found.parts:
+            for index, logprobs in result.parts:
                 at_fault[index] = (~logprobs.isfinite().cpu() & batch.mask[index]).any(dim=1)
             reason = f"not finite: {', '.join(where[:4])}"
-            piece = None if at_fault.any() or found.piece_at_fault is None else found.piece_at_fault()
+            piece = None if at_fault.any() or result.piece_at_fault is None else result.piece_at_fault()
             if piece is not None:
                 reason += f"; {piece}, and the policy's log-probs are finite"
             return self._skip(reason, at_fault, names, piece)
@@ -223,7 +223,7 @@ class UpdateGuard:
     def _spiked(self, batch: Batch, norms: Sequence[float]) -> Skipped | None:
         sizes = [(norm, self._times(group, norm)) for group, norm in enumerate(norms)]
         norm, times = max(sizes, key=lambda size: size[1])
-        if times <= (self._options.skip_spikes or REPORTED):
+        if times <= (self._options.skip_spikes or REPORT_ABOVE):
             for group, each in enumerate(norms):
                 if each > 0:
                     self._windows.setdefault(group, deque(maxlen=WINDOW)).append(each)
@@ -240,9 +240,9 @@ class UpdateGuard:
         return None
 
     def _times(self, group: int, norm: float) -> float:
-        """How many times the median of its group's; 0 where that is not known yet."""
+        """Ratio of a norm to the median of its group's; 0 where that is not known yet."""
         window = self._windows.get(group, ())
-        return norm / statistics.median(window) if len(window) >= LEAST else 0.0
+        return norm / statistics.median(window) if len(window) >= MIN_NORMS else 0.0
 
     def _skip(
         self, reason: str, at_fault: Tensor, parameters: tuple[str, ...] = (), piece: str | None = None
@@ -279,7 +279,7 @@ class UpdateGuard:
         self._notices.append(Notice(kind, message))
 
     def take_notices(self) -> list[Notice]:
-        """Those since the last time."""
+        """Notices since the last time."""
         taken, self._notices = self._notices, []
         return taken
 
@@ -290,9 +290,9 @@ class UpdateGuard:
 
     @property
     def complaint(self) -> str | None:
-        """That too many updates in a row were skipped, and what to do; None if they were not."""
-        most = self._options.max_skipped
-        if self.in_a_row < most:
+        """Message that too many updates in a row were skipped, and what to do; None if they were not."""
+        limit = self._options.max_skipped
+        if self.in_a_row < limit:
             return None
         remedy = (
             "Lower training.learning_rate, look at the rewards for huge values, or go back to an earlier checkpoint"
@@ -300,12 +300,12 @@ class UpdateGuard:
         if self._piece is not None:
             remedy = f"Correct the piece: {self._piece}"
         return (
-            f"{self.in_a_row} updates in a row were skipped (training.max_skipped is {most}): "
+            f"{self.in_a_row} updates in a row were skipped (training.max_skipped is {limit}): "
             f"their rows are in the run's folder under evidence. {remedy}"
         )
 
     def state(self) -> dict[str, Any]:
-        """Of plain numbers, for a checkpoint."""
+        """State of plain numbers, for a checkpoint."""
         return {
             "windows": {str(group): list(window) for group, window in self._windows.items()},
             "in_spell": self._in_spell,

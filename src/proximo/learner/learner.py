@@ -59,7 +59,7 @@ class Learner:
         max_gap: float | None = None,
         steps: int | None = None,
     ) -> None:
-        """Without a `value` of its own, an algorithm that asks for one gets a head on the policy's trunk.
+        """Train a policy. Without a `value`, an algorithm that asks for one gets a head on the policy's trunk.
         `max_gap` is the largest gap that rounding explains between the policy and its sampler; None: they may differ.
         The first rows that show more end the run, later ones are told.
         `steps` are those of the run, which a learning rate that falls to 0 needs."""
@@ -84,9 +84,9 @@ class Learner:
         self.sampled_version = 0
         """The version that sampled the step's fresh rows."""
         self.trusts_sampler = False
-        """Whether the sampler's log-probs may stand for the old policy's; found out by measuring."""
+        """True if the sampler's log-probs may stand for the old policy's; found out by measuring."""
         self._lost_trust = False
-        """Whether they did, and then no longer could: for the rest of the run they do not."""
+        """True if they did, and then no longer could: for the rest of the run they do not."""
         self._max_gap, self._gap_passed, self._gap_is_late = max_gap, False, False
         """The largest gap, whether the first rows were within it, and whether the latest were not."""
         self.shuffle = torch.Generator().manual_seed(seed)
@@ -138,7 +138,7 @@ class Learner:
             self.passes = with_room(self.passes, self._models, batch, self.policy.pending_bytes)
 
     def needs_old_pass(self) -> bool:
-        """Not when the sampler's log-probs are trusted, nor when a single update makes every ratio 1.
+        """False when the sampler's log-probs are trusted, and when a single update makes every ratio 1.
 
         A sampler with older weights is never trusted: it may have been close, and falls behind at any update.
         """
@@ -149,7 +149,7 @@ class Learner:
 
     @property
     def _is_on_policy(self) -> bool:
-        """Whether every ratio is 1 by itself."""
+        """True if every ratio is 1 by itself."""
         return self.options.updates == 1 or AnchorTraits.read(self.algorithm.anchor).on_policy
 
     def old_scores(self, batch: Batch) -> OldScores:
@@ -175,7 +175,7 @@ class Learner:
         return logprobs
 
     def adapt_kl(self, kl: float, completions: int) -> None:
-        """After a step: its KL from the reference, in nats per completion, moves the coefficient where asked for."""
+        """Let a step's KL from the reference, in nats per completion, move the coefficient where that was asked for."""
         shape = ShapeTraits.read(self.kl_reward)
         if self.kl_reward is not None and shape.controller and shape.coefficient is not None and math.isfinite(kl):
             coefficient = shape.controller(shape.coefficient, kl, completions)
@@ -193,7 +193,7 @@ class Learner:
     def measure_gap(
         self, batch: Batch, logprobs: Float[Tensor, "B T"], *, relied: bool = False
     ) -> MismatchStats | None:
-        """How far the sampler of the fresh rows is from the policy, None without any; decides whether to trust it.
+        """Gap between the sampler of the fresh rows and the policy, None without any; decides whether to trust it.
         `relied`: this step's updates take its log-probs for the old policy's."""
         mask = batch.mask & ~self.is_stale(batch).unsqueeze(1)
         log_weight = sampled(logprobs.detach().to(batch.rollout_logprobs.dtype) - batch.rollout_logprobs, mask)
@@ -201,29 +201,29 @@ class Learner:
             # GSPO's gate is 3e-4 wide: what counts is the gap in the algorithm's own ratio against a tenth of it.
             seen = self.algorithm.ratio(log_weight, mask)
             self._judge(float((seen.abs() * mask).sum() / mask.sum()), relied=relied)
-        found = mismatch(log_weight, mask)
-        if found is not None and self._max_gap is not None:
-            self._check_gap(found, self._max_gap)
-        return found
+        gap = mismatch(log_weight, mask)
+        if gap is not None and self._max_gap is not None:
+            self._check_gap(gap, self._max_gap)
+        return gap
 
     def _judge(self, seen: float, *, relied: bool) -> None:
         """Trust a sampler whose log-ratios are small beside the gate; one that ceases to be so never again."""
-        most = gate_width(self.algorithm) / 10
-        if relied and not seen < most:
+        limit = gate_width(self.algorithm) / 10
+        if relied and not seen < limit:
             self._lost_trust = True
             self.guard.tell(
                 "sampler_gap",
                 f"the sampler's log-probs, which were taken for the old policy's, are {seen:.2g} from the policy's in "
-                f"the ratio, above {most:.2g}, a tenth of the gate's width: from the next step on they are computed",
+                f"the ratio, above {limit:.2g}, a tenth of the gate's width: from the next step on they are computed",
             )
-        self.trusts_sampler = seen < most and not self._lost_trust
+        self.trusts_sampler = seen < limit and not self._lost_trust
 
-    def _check_gap(self, found: MismatchStats, most: float) -> None:
-        """Of every step: the first gap may end the run, a later one is told when it appears."""
+    def _check_gap(self, gap: MismatchStats, limit: float) -> None:
+        """Check every step's gap: the first may end the run, a later one is reported when it appears."""
         if not self._gap_passed:
-            self._gap_passed = check_gap(found, most, self.model) is None
+            self._gap_passed = check_gap(gap, limit, self.model) is None
             return
-        line = late_gap(found, most)
+        line = late_gap(gap, limit)
         if line is not None and not self._gap_is_late:
             self.guard.tell("sampler_gap", line)
         self._gap_is_late = line is not None
@@ -248,13 +248,13 @@ class Learner:
         nothing takes part: no token that is not rejected, or in a silent step, in which no row has an advantage."""
         if (unread := self.guard.skip_if_not_finite(batch)) is not None:
             return unread
-        self.passes, found = self.guard.retry_on_oom(
+        self.passes, result = self.guard.retry_on_oom(
             self.passes, batch, lambda passes: self.gradients.of_update(passes, batch, self.own_rows(batch))
         )
         if fresh:
-            check_agreement(found.agreements)
-        gap = self._first_gap(batch, found) if fresh and found.parts else None  # first: it may stop the run
-        update = replace(self.guard.apply(batch, found, is_silent=is_silent), version=self.version, first_gap=gap)
+            check_agreement(result.agreements)
+        gap = self._first_gap(batch, result) if fresh and result.parts else None  # first: it may stop the run
+        update = replace(self.guard.apply(batch, result, is_silent=is_silent), version=self.version, first_gap=gap)
         self.policy.version += update.skipped is None
         old = old_logprobs(batch, self.own_rows(batch), update.logprobs)  # not known of a dead row that was not run
         return replace(update, old_logprobs=torch.where(old.isnan(), batch.old_logprobs, old))
@@ -263,17 +263,17 @@ class Learner:
         """One update of the value model's own parameters."""
         if (unread := self.guard.skip_if_not_finite(batch)) is not None:
             return unread
-        self.passes, found = self.guard.retry_on_oom(
+        self.passes, result = self.guard.retry_on_oom(
             self.passes, batch, lambda passes: self.gradients.of_values(passes, batch)
         )
-        return self.guard.apply(batch, found)
+        return self.guard.apply(batch, result)
 
     def set_learning_rate(self, step: int, *, policy_step: int | None = None) -> float:
         """Set the learning rates of a step; returns the policy's, which starts later where values are pre-trained.
         Steps are indices, counted from 0."""
-        own = step if policy_step is None else policy_step
+        start = step if policy_step is None else policy_step
         rates = [
-            rate * self._share(since, later=step - since) for rate, since in zip(self.rates, (own, step), strict=True)
+            rate * self._share(since, later=step - since) for rate, since in zip(self.rates, (start, step), strict=True)
         ]
         self.policy.set_rates(*rates)
         return rates[POLICY]
@@ -291,22 +291,22 @@ class Learner:
         policy that sampled fresh rows is the policy itself."""
         return ~self.is_stale(rows) & (self.options.updates == 1)
 
-    def _first_gap(self, batch: Batch, found: GradientPass) -> MismatchStats | None:
-        index = torch.cat([index for index, _ in found.parts])
-        logprobs, relied = torch.cat([each for _, each in found.parts]), not self.needs_old_pass()
+    def _first_gap(self, batch: Batch, result: GradientPass) -> MismatchStats | None:
+        index = torch.cat([index for index, _ in result.parts])
+        logprobs, relied = torch.cat([each for _, each in result.parts]), not self.needs_old_pass()
         return self.measure_gap(batch.rows(index), logprobs.cpu(), relied=relied and not self._is_on_policy)
 
     # Rows and parts
 
     def _each_minibatch(self, batch: Batch, update: Callable[[Batch, int], Update]) -> Iterator[Update]:
         for number in range(self.options.epochs):
-            for place, index in enumerate(minibatches(batch, self.options, self.shuffle)):
-                yield replace(update(batch.rows(index), number + place), rows=index)
+            for part, index in enumerate(minibatches(batch, self.options, self.shuffle)):
+                yield replace(update(batch.rows(index), number + part), rows=index)
 
     # State
 
     def state(self) -> PartState:
-        """What is small and changes from step to step; weights and moments are the policy's, see `Policy.tensors`."""
+        """State that is small and changes from step to step; the policy's has weights and moments: `Policy.tensors`."""
         values = {
             "policy": self.policy.state(),
             "sampled_version": self.sampled_version,

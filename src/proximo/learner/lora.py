@@ -57,13 +57,13 @@ class LoraPolicy(PlainPolicy):
     @contextmanager
     def _as_at_reset(self) -> Iterator[None]:
         """The parameters hold the adapter of the last reset, and afterwards their own numbers again."""
-        own = [(each.detach(), each.detach().clone()) for each in self.parameters().values()]
+        kept = [(each.detach(), each.detach().clone()) for each in self.parameters().values()]
         try:
             for name, parameter in self.parameters().items():
                 parameter.detach().copy_(self._reset_to[name])
             yield
         finally:
-            for parameter, numbers in own:
+            for parameter, numbers in kept:
                 parameter.copy_(numbers)
 
     def save(self, folder: Path) -> None:

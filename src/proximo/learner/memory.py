@@ -1,4 +1,4 @@
-"""What one pass holds: how many tokens, and how many layers remember them, decided by the memory that is free.
+"""Size of one pass: how many tokens, and how many layers remember them, decided by the memory that is free.
 
 The plan cannot change a result, only how often a device is called. On a GPU more tokens keep it busier. A group that
 does not fit is split, and its prompt computed again for each part; layers are checkpointed where that costs less, or
@@ -28,11 +28,11 @@ GPU busy for 0.3 s, several times as long as the host needs to launch it."""
 SPARE = 0.85
 """The share of free memory that is planned with: kernels need room of their own, and memory is in pieces."""
 CHUNK_BYTES = 3 * 2**30
-"""Around a chunk of logits, in the backward pass."""
+"""Bytes around a chunk of logits, in the backward pass."""
 ALLOCATION_FAILED = ("can't allocate memory", "not enough memory", "out of memory", "alloc_failed", "bad_alloc")
-"""As allocators say it that have no exception of their own: torch's on a CPU, libraries on a GPU."""
+"""Words of allocators that have no exception of their own: torch's on a CPU, libraries on a GPU."""
 COMPILED_SHARE = 0.7
-"""Of what plain layers keep for the backward pass: compiled ones compute the cheap parts again."""
+"""Share of what plain layers keep for the backward pass: compiled ones compute the cheap parts again."""
 CHECKPOINT_STEPS = 4
 """Steps in which all layers are checkpointed, one after each pass that ran out of memory."""
 
@@ -52,7 +52,7 @@ class TokenCost:
         return TokenCost(self.layers + other.layers, self.entering + other.entering, self.ends + other.ends)
 
     def bytes(self, checkpointed: int, *, offloaded: bool = False) -> int:
-        """With the first layers checkpointed. One of them at a time is whole again, after those behind it are done."""
+        """Bytes, first layers checkpointed. One of them at a time is whole again, after those behind it are done."""
         kept = self.entering[:checkpointed]
         # Offloaded, one input is on its way while the next one is made.
         entering = 2 * max(kept, default=0) if offloaded else sum(kept)
@@ -74,7 +74,7 @@ class TokenCost:
         return self.bytes(len(self.layers), offloaded=True)
 
     def without_checkpoints(self) -> "TokenCost":
-        """Of a model whose layers cannot be checkpointed."""
+        """Cost in a model whose layers cannot be checkpointed."""
         return TokenCost((), (), self.kept)
 
 
@@ -84,7 +84,7 @@ class MemoryPlan:
     checkpointed: int = 0
     """Number of layers that are checkpointed, from the first on."""
     offloaded: bool = False
-    """Whether what they keep waits in the host's memory."""
+    """True if what they keep waits in the host's memory."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ class GroupLengths:
 
 
 def token_cost(config: PreTrainedConfig, dtype: torch.dtype, *, compiled: bool) -> TokenCost:
-    """From a decoder's shape: its norms, projections, attention and MLP as transformers writes them."""
+    """Cost from a decoder's shape: its norms, projections, attention and MLP as transformers writes them."""
     hidden, layers, heads = config.hidden_size, config.num_hidden_layers, config.num_attention_heads
     key_heads = getattr(config, "num_key_value_heads", None) or heads
     width = head_width(config)
@@ -129,25 +129,25 @@ def token_cost(config: PreTrainedConfig, dtype: torch.dtype, *, compiled: bool) 
 
 
 def plan_memory(
-    cost: TokenCost, free: int, groups: Sequence[GroupLengths], least: MemoryPlan | None = None
+    cost: TokenCost, free: int, groups: Sequence[GroupLengths], floor: MemoryPlan | None = None
 ) -> MemoryPlan:
     """The plan for `free` bytes that computes least, counted in tokens and in layers that run again.
 
     A pass holds the longest completion with its prompt at least, and no more than `MAX_TOKENS` or the largest group.
-    Layers that `least` checkpoints or offloads stay so.
+    Layers that `floor` checkpoints or offloads stay so.
     """
-    least, layers = least or MemoryPlan(0), len(cost.layers)
-    row, most = max(group.row for group in groups), max(MAX_TOKENS, *(group.tokens for group in groups))
+    floor, layers = floor or MemoryPlan(0), len(cost.layers)
+    row, max_tokens = max(group.row for group in groups), max(MAX_TOKENS, *(group.tokens for group in groups))
 
     def plan(checkpointed: int, offloaded: bool) -> MemoryPlan:
         fits = free // cost.bytes(checkpointed, offloaded=offloaded)
-        return MemoryPlan(min(fits, most), checkpointed, offloaded)
+        return MemoryPlan(min(fits, max_tokens), checkpointed, offloaded)
 
     def work(plan: MemoryPlan) -> int:
         """A backward pass is twice the work of a forward pass; a checkpointed layer's forward pass comes twice."""
         return sum(group.computed(plan.token_budget) for group in groups) * (3 * max(layers, 1) + plan.checkpointed)
 
-    plans = [plan(number, least.offloaded) for number in range(least.checkpointed, layers + 1)]
+    plans = [plan(number, floor.offloaded) for number in range(floor.checkpointed, layers + 1)]
     if fitting := [each for each in plans if each.token_budget >= row]:
         return min(fitting, key=work)
     last = plan(layers, layers > 0)
@@ -155,8 +155,8 @@ def plan_memory(
 
 
 def room_for_activations(free: int, *, pending: int, vocabulary: int, hidden: int) -> int:
-    """What is left of free bytes after what is still to come: gradients and moments, a chunk of logits, a head's
-    gradient as it is summed."""
+    """Rest of free bytes after what is still to come: gradients and moments, a chunk of logits, a head's gradient as it
+    is summed."""
     return max(int(SPARE * free) - pending - CHUNK_BYTES - 8 * vocabulary * hidden, 0)
 
 
@@ -179,8 +179,8 @@ def with_room(passes: Passes, models: Sequence[PreTrainedModel], batch: Batch, p
         free_bytes(policy.device), pending=pending, vocabulary=config.vocab_size, hidden=config.hidden_size
     )
     costs = [_cost(model) for model in models]
-    least = MemoryPlan(0, passes.checkpointed, passes.offloaded)
-    plan = plan_memory(sum(costs[1:], costs[0]), free, groups, least)
+    floor = MemoryPlan(0, passes.checkpointed, passes.offloaded)
+    plan = plan_memory(sum(costs[1:], costs[0]), free, groups, floor)
     planned = replace(passes, **vars(plan), is_planned=True)
     checkpoint_models(models, planned)
     return planned
@@ -206,11 +206,11 @@ def checkpointable_layers(models: Sequence[PreTrainedModel]) -> int:
 
 
 def group_lengths(batch: Batch) -> list[GroupLengths]:
-    """Of the groups that have rows in this batch."""
+    """Lengths of the groups that have rows in this batch."""
     completions: dict[int, list[int]] = {}
     for number, length in zip(batch.group.tolist(), batch.lengths.tolist(), strict=True):
         completions.setdefault(number, []).append(length)
-    return [GroupLengths(len(batch.prompts[number]), tuple(own)) for number, own in completions.items()]
+    return [GroupLengths(len(batch.prompts[number]), tuple(lengths)) for number, lengths in completions.items()]
 
 
 # Where the plan was wrong
@@ -237,7 +237,7 @@ def smaller_passes(passes: Passes, batch: Batch, layers: int = 0) -> Passes | No
 
 
 def difference(before: Passes, after: Passes, layers: int) -> str:
-    """What a step of `smaller_passes` changed, for the user."""
+    """Message on what a step of `smaller_passes` changed, for the user."""
     if after.token_budget < before.token_budget:
         return (
             f"all passes have {after.token_budget} tokens at most from now on, and larger groups are split. "
@@ -260,7 +260,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 @contextmanager
 def explaining_memory(remedy: str) -> Iterator[None]:
-    """Where less cannot be done at a time, running out of memory ends in a line that says what to change."""
+    """End in a line that says what to change, where memory runs out and less cannot be done at a time."""
     try:
         yield
     except (RuntimeError, MemoryError) as error:

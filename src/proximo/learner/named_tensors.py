@@ -30,8 +30,8 @@ def write_parts(folder: Path, parts: Mapping[str, Mapping[str, Tensor]]) -> None
 
 
 def read_parts(checkpoint: Path, *, without: str | None = None) -> dict[str, dict[str, Tensor]]:
-    """What `write_parts` wrote; `without` the value model, whose moments have this prefix: the checkpoint is of a run
-    whose algorithm was changed from one that has such a model."""
+    """Tensors that `write_parts` wrote; `without` the value model, whose moments have this prefix: the checkpoint is of
+    a run whose algorithm was changed from one that has such a model."""
     parts = {part: read_tensors(checkpoint / STATE / f"{part}.safetensors") for part in PARTS}
     if without is not None:
         moments = {name: each for name, each in parts["optimizer"].items() if not name.startswith(without)}
@@ -82,17 +82,17 @@ def optimizer_by_name(
     stored: Mapping[str, Tensor], names: Sequence[str], half_names: Sequence[str]
 ) -> dict[str, Tensor]:
     """The same of moments, and of masters, which were numbered among the half-precision parameters alone."""
-    found = {}
+    renamed = {}
     for key, tensor in stored.items():
         kind, _, number = key.rpartition(".")
         if number.isdigit():
             key = f"{_name(half_names if kind == MASTER else names, int(number))}.{kind}"
-        found[key] = tensor
-    return found
+        renamed[key] = tensor
+    return renamed
 
 
 def parts_by_name(parts: Mapping[str, Any]) -> dict[str, Any]:
-    """What the parts of a run had stored in one flat table."""
+    """State of the parts of a run, which was stored in one flat table."""
     if "learner" in parts:
         return dict(parts)
     learner = {name: parts[name] for name in LEARNER} | {"policy": {name: parts[name] for name in POLICY}}

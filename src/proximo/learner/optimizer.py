@@ -94,7 +94,7 @@ class Optimizer:
             group["lr"] = rate
 
     def held(self, group: int) -> list[nn.Parameter]:
-        """What a group's gradients and steps are of: the parameters, or their masters."""
+        """Tensors that a group's gradients and steps are of: the parameters, or their masters."""
         return self._groups[group]
 
     def zero_grad(self) -> None:
@@ -102,35 +102,35 @@ class Optimizer:
         for parameter in self._masters:  # where a backward pass failed before its gradient was taken over
             parameter.grad = None
 
-    def fill_zeros(self, group: int) -> None:
+    def zero_missing_gradients(self, group: int) -> None:
         """A gradient of 0, which is not no gradient: moments decay, and weights by weight decay."""
         for parameter in self._groups[group]:
             parameter.grad = torch.zeros_like(parameter)
 
-    def clip(self, group: int, most: float) -> Tensor:
+    def clip(self, group: int, max_norm: float) -> Tensor:
         """Clip a group's gradients to a maximum norm; returns the norm before."""
-        return nn.utils.clip_grad_norm_(self._groups[group], most)
+        return nn.utils.clip_grad_norm_(self._groups[group], max_norm)
 
-    def apply(self, most: float, accepts: Callable[[list[float]], bool] = _all_finite) -> list[float]:
+    def apply(self, max_norm: float, accepts: Callable[[list[float]], bool] = _all_finite) -> list[float]:
         """Clip each group apart, step, and say how large the gradients were before.
 
         Where such norms are not accepted, nothing is changed, gradients included.
         """
         norms = self.norms()
-        found = [float(norm) for norm in norms]
-        if accepts(found):
-            self.step_clipped(most, norms)
-        return found
+        values = [float(norm) for norm in norms]
+        if accepts(values):
+            self.step_clipped(max_norm, norms)
+        return values
 
     def norms(self) -> list[Tensor]:
         """Norm of each group's gradient."""
         gradients = [[each.grad for each in group if each.grad is not None] for group in self._groups]
         return [nn.utils.get_total_norm(each) for each in gradients]
 
-    def step_clipped(self, most: float, norms: Sequence[Tensor]) -> None:
+    def step_clipped(self, max_norm: float, norms: Sequence[Tensor]) -> None:
         """Step with gradients that are clipped to a maximum norm; `norms` are those before."""
         for group, norm in zip(self._groups, norms, strict=True):
-            nn.utils.clip_grads_with_norm_(group, most, norm)
+            nn.utils.clip_grads_with_norm_(group, max_norm, norm)
         self.step()
 
     @torch.no_grad()
@@ -140,7 +140,7 @@ class Optimizer:
 
     @property
     def pending_bytes(self) -> int:
-        """Of gradients and moments that are not there yet."""
+        """Bytes of gradients and moments that are not there yet."""
         held = [parameter for group in self._groups for parameter in group]
         gradients = sum(each.numel() * each.itemsize for each in held if each.grad is None)
         if self._stored is not None:
@@ -149,7 +149,7 @@ class Optimizer:
 
     @property
     def is_open(self) -> bool:
-        """Whether it takes gradients."""
+        """True if it takes gradients."""
         finalizer = getattr(self, "_finalizer", None)
         return finalizer is not None and finalizer.alive
 
@@ -158,7 +158,7 @@ class Optimizer:
         self._finalizer()
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that the next step depends on, besides parameters in full precision."""
+        """State that the next step depends on, besides parameters in full precision."""
         adam = self._adam.state_dict()
         if self._stored is not None:
             adam["state"] = self._stored.state()
@@ -166,7 +166,7 @@ class Optimizer:
 
     @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Of an optimizer over the same parameters; those in half precision become what their masters say."""
+        """Load that of an optimizer over the same parameters; those in half precision become what their masters say."""
         masters: list[Tensor] = state["masters"]
         shapes = [tuple(master.shape) for master in masters], [tuple(master.shape) for master in self._masters.values()]
         if shapes[0] != shapes[1]:
@@ -187,31 +187,31 @@ class Optimizer:
         """The same as `state_dict` for a file of tensors, by the parameters' names, which are given in their order;
         rates and the like are the config's."""
         moments = self.state_dict()["adam"]["state"]
-        found = {f"{names[number]}.{kind}": value for number, each in moments.items() for kind, value in each.items()}
+        by_name = {f"{names[number]}.{kind}": value for number, each in moments.items() for kind, value in each.items()}
         named = dict(zip(names, self._parameters, strict=True))
         masters = {name: self._masters[each] for name, each in named.items() if each in self._masters}
-        return found | {f"{name}.{MASTER}": master.detach() for name, master in masters.items()}
+        return by_name | {f"{name}.{MASTER}": master.detach() for name, master in masters.items()}
 
     def load_tensors(self, tensors: Mapping[str, Tensor], names: Sequence[str]) -> None:
         """Load what `tensors` gave; ValueError, with what differs, where it was of other parameters."""
-        places = {name: place for place, name in enumerate(names)}
+        places = {name: index for index, name in enumerate(names)}
         masters, moments = dict[int, Tensor](), dict[int, dict[str, Tensor]]()
         for key, tensor in tensors.items():
             name, _, kind = key.rpartition(".")
-            place = places.get(name)
-            shape = None if place is None else shape_of(kind, self._parameters[place])
+            index = places.get(name)
+            shape = None if index is None else shape_of(kind, self._parameters[index])
             # Without dimensions: how many steps were taken.
-            if place is None or (tensor.ndim and tuple(tensor.shape) != shape):
+            if index is None or (tensor.ndim and tuple(tensor.shape) != shape):
                 raise ValueError(f"the optimizer's {key} has the shape {tuple(tensor.shape)}, the model's {shape}")
             if kind == MASTER:
-                masters[place] = tensor
+                masters[index] = tensor
             else:
-                moments.setdefault(place, {})[kind] = tensor
+                moments.setdefault(index, {})[kind] = tensor
         adam = {"state": moments, "param_groups": self._adam.state_dict()["param_groups"]}
         self.load_state_dict({"adam": adam, "masters": [masters[number] for number in sorted(masters)]})
 
     def _write(self) -> None:
-        """Into the parameters, where they are."""
+        """Write the masters into the parameters, where they are."""
         if self._masters:
             copy_all = torch._foreach_copy_  # pyright: ignore[reportPrivateImportUsage]
             copy_all(list(self._masters), list(self._masters.values()))
@@ -262,7 +262,7 @@ class Storage(Protocol):
 
 
 class OnHost:
-    """In the host's memory: pinned where the parameter is on a GPU, so that copies do not wait for each other."""
+    """Storage in host memory: pinned where the parameter is on a GPU, so that copies do not wait for each other."""
 
     def store(self, name: str, moment: Tensor, into: dict[str, Tensor]) -> None:
         if name not in into:
@@ -274,8 +274,8 @@ class OnHost:
 
 
 class InBlocks:
-    """In 8 bits, by blocks of 256 with a scale each: a mean gradient by the fourth root of its share of the block's
-    largest, a mean square, which has twice as many decades and no sign, by the eighth. Steps are finer near 0."""
+    """Storage in 8 bits, by blocks of 256 with a scale each: a mean gradient by the fourth root of its share of the
+    block's largest, a mean square, with twice as many decades and no sign, by the eighth. Steps are finer near 0."""
 
     def store(self, name: str, moment: Tensor, into: dict[str, Tensor]) -> None:
         if not _is_quantized(moment):
@@ -318,7 +318,7 @@ class StoredMoments:
     """The moments of an optimizer's parameters in a form of storage."""
 
     def __init__(self, kind: Moments, optimizer: torch.optim.Optimizer) -> None:
-        """Of the parameters of an optimizer, whose own moments are left empty."""
+        """Hold moments for the parameters of an optimizer, whose own moments are left empty."""
         self.kind: Moments = kind
         self._storage: Storage = OnHost() if kind == "cpu" else InBlocks()
         self._optimizer = optimizer

@@ -10,7 +10,7 @@ from typing import Literal
 RateSchedule = Literal["constant", "linear", "cosine"]
 """The learning rate after the warm-up: constant, or falling to 0 at the end, in a straight line or as half a cosine."""
 Moments = Literal["float32", "8bit", "cpu"]
-"""Where AdamW's two moments are between steps: in float32 on the device, there in 8 bits, or in the host's memory."""
+"""Place of AdamW's two moments between steps: in float32 on the device, there in 8 bits, or in the host's memory."""
 BLOCK = 256
 """Moments that share a scale in 8 bits."""
 LEAST_QUANTIZED = 4096
@@ -48,7 +48,7 @@ def moment_bytes(moments: Moments, width: int) -> float:
 
 
 RoutingReplay = Literal["old_policy", "sampler"]
-"""Which pass's choice of experts an update replays."""
+"""Pass whose choice of experts an update replays."""
 
 CPU_TOKENS = 16384
 """Tokens in one forward pass on a CPU, by default."""

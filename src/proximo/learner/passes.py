@@ -20,12 +20,12 @@ from proximo.models.values import ValueModel
 from proximo.types import Batch
 from proximo.types.tensor_types import Float, Int
 
-Job = Literal["update", "values", "load"]
+RowTask = Literal["update", "values", "load"]
 """Work over rows that may be shared out: an update's gradient, the value model's alone, the load of experts."""
 Rows = TypeVar("Rows", bound=Sized)
-Found = TypeVar("Found")
-Shares = list[tuple[Tensor, Found]]
-"""Row numbers of each share of some rows, and what was found in it."""
+RowResult = TypeVar("RowResult")
+Shards = list[tuple[Tensor, RowResult]]
+"""Row numbers of each share of some rows, and its result."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class OldScores:
     logprobs: Float[Tensor, "B T"]
     entropy: Float[Tensor, "B T"]
     values: Float[Tensor, "B T"] | None
-    """None without a value model."""
+    """Values of the tokens; None without a value model."""
     routes: Routes | None = None
     """Experts that the routers chose, if they are recorded."""
 
@@ -53,19 +53,19 @@ class Passes:
     token_budget: int
     entropy_gradient: bool = False
     router_logits: bool = False
-    """Whether the routers' logits are kept, for a loss on them."""
+    """True if the routers' logits are kept, for a loss on them."""
     is_planned: bool = False
-    """Whether the budget is for the memory of this machine."""
+    """True if the budget is for the memory of this machine."""
     checkpointed: int = 0
     """Number of layers, from the first on, that keep only what enters them and run again in the backward pass."""
     offloaded: bool = False
-    """Whether what checkpointed layers keep waits in the host's memory."""
+    """True if what checkpointed layers keep waits in the host's memory."""
     through: Callable[[PreTrainedModel, Callable[[], Any]], Any] = directly
     """Runs a pass of a model: directly, or where the model is in shards through the module that gathers them."""
 
-    def with_token_limit(self, most: int | None) -> "Passes":
+    def with_token_limit(self, limit: int | None) -> "Passes":
         """The same with at most this many tokens per pass."""
-        return self if most is None or most >= self.token_budget else replace(self, token_budget=max(most, 1))
+        return self if limit is None or limit >= self.token_budget else replace(self, token_budget=max(limit, 1))
 
     def parts(self, batch: Batch) -> Iterator[Int[Tensor, " M"]]:
         """Row numbers of each micro-batch: whole groups, but for those that are larger than the budget."""
@@ -130,18 +130,18 @@ class Passes:
     def without_gradient(
         self, model: PreTrainedModel, batch: Batch, value: ValueModel | None = None, *, record: bool = False
     ) -> OldScores:
-        """Over all rows; what is found is on the CPU."""
+        """Scores of all rows, on the CPU."""
         parts = list(self.parts(batch))
         # Of each pass only what is asked for: its states and its routers' logits are not to outlive it.
-        found = [self._scores_of(model, value, batch.rows(index), record) for index in parts]
+        scores = [self._scores_of(model, value, batch.rows(index), record) for index in parts]
         blank = torch.zeros_like(batch.rollout_logprobs)
         logprobs, entropy, values = blank.clone(), blank.clone(), None if value is None else blank
-        for index, each in zip(parts, found, strict=True):
+        for index, each in zip(parts, scores, strict=True):
             logprobs[index], entropy[index] = each.logprobs.to(blank.dtype).cpu(), each.entropy.to(blank.dtype).cpu()
             if values is not None:
                 assert each.values is not None
                 values[index] = each.values.to(blank.dtype).cpu()
-        routes = [(index, each.routes) for index, each in zip(parts, found, strict=True) if each.routes]
+        routes = [(index, each.routes) for index, each in zip(parts, scores, strict=True) if each.routes]
         return OldScores(logprobs, entropy, values, joined(routes, batch))
 
     def _scores_of(self, model: PreTrainedModel, value: ValueModel | None, rows: Batch, record: bool) -> OldScores:

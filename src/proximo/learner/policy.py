@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from proximo.learner.named_tensors import by_name, copy_named, optimizer_by_name, read_parts, write_parts
 from proximo.learner.optimizer import HALVES, POLICY, VALUE, Optimizer
 from proximo.learner.options import LearnerOptions
-from proximo.learner.passes import Found, Job, OldScores, Passes, Rows, Shares
+from proximo.learner.passes import OldScores, Passes, RowResult, Rows, RowTask, Shards
 from proximo.models import Scores, frozen_copy, load_model
 from proximo.models.model_types import PreTrainedModel
 from proximo.models.sampled import SampledPolicy, WholeModel
@@ -63,13 +63,15 @@ class Policy(SampledPolicy, Protocol):
         """Scores of all rows, on the CPU."""
         ...
 
-    def spread(self, job: Job, run: Callable[[Passes, Rows], Found], passes: Passes, rows: Rows) -> Shares[Found]:
-        """What `run` finds in the rows, in shares where several processes hold the policy: these know it as `job`."""
+    def map_rows(
+        self, task: RowTask, run: Callable[[Passes, Rows], RowResult], passes: Passes, rows: Rows
+    ) -> Shards[RowResult]:
+        """Results of `run` for the rows, in shares where several processes hold the policy: these know it as `task`."""
         ...
 
     @property
-    def may_repeat(self) -> bool:
-        """Whether a pass that ran out of memory can be repeated: not while other processes wait in it."""
+    def can_retry(self) -> bool:
+        """True if a pass that ran out of memory can be repeated: not while other processes wait in it."""
         ...
 
     @property
@@ -87,7 +89,7 @@ class Policy(SampledPolicy, Protocol):
 
     def zero_grad(self) -> None: ...
 
-    def fill_zeros(self) -> None:
+    def zero_missing_gradients(self) -> None:
         """Give the policy's parameters a gradient of 0: to an optimizer that is not the same as none."""
         ...
 
@@ -97,10 +99,10 @@ class Policy(SampledPolicy, Protocol):
 
     @property
     def trains_values(self) -> bool:
-        """Whether the optimizer has parameters of a value model."""
+        """True if the optimizer has parameters of a value model."""
         ...
 
-    def broken_gradients(self) -> tuple[str, ...]:
+    def nonfinite_gradients(self) -> tuple[str, ...]:
         """Parameters whose gradients are not finite."""
         ...
 
@@ -116,7 +118,7 @@ class Policy(SampledPolicy, Protocol):
         ...
 
     def state(self) -> dict[str, Any]:
-        """What is small, as plain values."""
+        """State that is small, as plain values."""
         ...
 
     def write(self, folder: Path) -> None:
@@ -198,11 +200,13 @@ class PlainPolicy(WholeModel):
     ) -> OldScores:
         return passes.without_gradient(self.model, batch, value, record=record)
 
-    def spread(self, job: Job, run: Callable[[Passes, Rows], Found], passes: Passes, rows: Rows) -> Shares[Found]:
+    def map_rows(
+        self, task: RowTask, run: Callable[[Passes, Rows], RowResult], passes: Passes, rows: Rows
+    ) -> Shards[RowResult]:
         return [(torch.arange(len(rows)), run(passes, rows))]
 
     @property
-    def may_repeat(self) -> bool:
+    def can_retry(self) -> bool:
         return True
 
     @property
@@ -225,8 +229,8 @@ class PlainPolicy(WholeModel):
     def zero_grad(self) -> None:
         self.optimizer.zero_grad()
 
-    def fill_zeros(self) -> None:
-        self.optimizer.fill_zeros(POLICY)
+    def zero_missing_gradients(self) -> None:
+        self.optimizer.zero_missing_gradients(POLICY)
 
     def apply(self, max_norm: float, accepts: Callable[[list[float]], bool]) -> list[float]:
         return self.optimizer.apply(max_norm, accepts)
@@ -235,7 +239,7 @@ class PlainPolicy(WholeModel):
     def trains_values(self) -> bool:
         return bool(self._value)
 
-    def broken_gradients(self) -> tuple[str, ...]:
+    def nonfinite_gradients(self) -> tuple[str, ...]:
         held = zip(self.optimized(), [*self.optimizer.held(POLICY), *self.optimizer.held(VALUE)], strict=True)
         return tuple(name for name, each in held if each.grad is not None and not each.grad.isfinite().all())
 
@@ -252,11 +256,11 @@ class PlainPolicy(WholeModel):
         return {"version": self.version, "reference_was_reset": self.reference_was_reset}
 
     def tensors(self) -> Tensors:
-        """What is large and not in the model's files, by name; not copied."""
-        found: Tensors = {"optimizer": self.optimizer.tensors(list(self.optimized())), "value": dict(self._value)}
+        """State that is large and not in the model's files, by name; not copied."""
+        named: Tensors = {"optimizer": self.optimizer.tensors(list(self.optimized())), "value": dict(self._value)}
         if self.reference_was_reset:
-            found["reference"] = self.reference_tensors()
-        return found
+            named["reference"] = self.reference_tensors()
+        return named
 
     def reference_tensors(self) -> dict[str, Tensor]:
         """Tensors of a reference that was reset, by name."""
@@ -279,11 +283,11 @@ class PlainPolicy(WholeModel):
         self.version = state["version"]
         self.reference_was_reset = state["reference_was_reset"] and self.has_reference
         if self.reference_was_reset:
-            own = self.reference_tensors()
-            copy_named(own, by_name(tensors["reference"], list(own)), "the reference")
+            reference = self.reference_tensors()
+            copy_named(reference, by_name(tensors["reference"], list(reference)), "the reference")
 
     def _load_weights(self, folder: Path) -> None:
-        """From what `save` wrote, into the parameters where they are: samplers and captured steps read them there."""
+        """Load what `save` wrote into the parameters where they are: samplers and captured steps read them there."""
         stored = load_model(str(folder), dtype=self.model.dtype)
         copy_named(dict(self.model.named_parameters()), dict(stored.named_parameters()), "the model")
 
@@ -302,11 +306,11 @@ def frozen_names(model: nn.Module, patterns: Sequence[str]) -> set[str]:
     names = [name for name, _ in model.named_parameters(remove_duplicate=False)]
     frozen = set[str]()
     for pattern in patterns:
-        found = {name for name in names if fnmatchcase(name, f"*{pattern}*")}
-        if not found:
+        matches = {name for name in names if fnmatchcase(name, f"*{pattern}*")}
+        if not matches:
             there = f"such as {names[0]} or {names[-1]}"
             raise ValueError(f"training.freeze has {pattern!r}, which no parameter's name contains: names are {there}")
-        frozen |= found
+        frozen |= matches
     if frozen.issuperset(names):
         raise ValueError(f"training.freeze is {list(patterns)}, which freezes every parameter: leave some to train")
     return frozen

@@ -20,8 +20,8 @@ class Ranks:
     timeout: float = 600.0
     """Seconds that a process waits for the others inside a pass before the run fails."""
     cluster: Literal["local", "ray"] = "local"
-    """Where the processes are started. `local`: on this machine. `ray`: on the nodes of a Ray cluster, which all see
-    the run folder and have the same Python. Ray places them and notices losses; no data passes through it."""
+    """Place where the processes are started. `local`: on this machine. `ray`: on the nodes of a Ray cluster, which all
+    see the run folder and have the same Python. Ray places them and notices losses; no data passes through it."""
     address: str = "auto"
     """Address of the Ray cluster, such as 10.0.0.1:6379; `ray` only. auto: the one that this machine belongs to."""
 

@@ -1,4 +1,4 @@
-"""How far two ways of computing the same numbers may differ by rounding alone, and what happens beyond that."""
+"""Bounds on what two ways of computing the same numbers may differ by rounding alone, and what happens beyond them."""
 
 import math
 from dataclasses import dataclass
@@ -12,9 +12,9 @@ from proximo.losses.pieces.protocols import GateTraits
 from proximo.models.model_types import PreTrainedConfig, PreTrainedModel
 
 EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
-"""Where configs of transformers say how many experts a layer has."""
+"""Fields of transformers' configs for the number of experts of a layer."""
 MIXTURE_FACTOR = 10.0
-"""How many times wider a mixture's bound is: rounding may send a token to another expert."""
+"""Factor by which a mixture's bound is wider: rounding may send a token to another expert."""
 
 
 @dataclass(frozen=True)
@@ -22,13 +22,13 @@ class Bounds:
     """Bounds on the difference between two ways of computing the same."""
 
     mean: float
-    """Of log-probs, over tokens."""
+    """Bound on the mean of log-probs, over tokens."""
     largest: float
-    """Of a token's log-prob."""
+    """Bound on a token's log-prob."""
     relative: float
-    """Of all log-probs, or of a gradient, as a share of its norm."""
+    """Bound on all log-probs, or on a gradient, as a share of its norm."""
     trusts: bool
-    """Whether a sampler that is the model itself must be so close that the gate can use its log-probs."""
+    """True if a sampler that is the model itself must be so close that the gate can use its log-probs."""
     stops: float
     """Mean gap of log-probs, over the tokens of a step, beyond which a run stops: no rounding explains it."""
 
@@ -50,7 +50,7 @@ def bounds_of(model: PreTrainedModel, dtype: torch.dtype | None = None) -> Bound
 
 
 def is_mixture(config: PreTrainedConfig) -> bool:
-    """Whether tokens are routed to experts."""
+    """True if tokens are routed to experts."""
     text = config.get_text_config()
     return any((getattr(text, name, None) or 0) > 1 for name in EXPERT_COUNTS)
 
@@ -62,30 +62,30 @@ def max_gap(model: PreTrainedModel, dtype: torch.dtype | None = None) -> float:
     return min(stops * MIXTURE_FACTOR, 1.0) if is_mixture(model.config) else stops
 
 
-def check_gap(found: MismatchStats | None, most: float | None, model: PreTrainedModel) -> float | None:
+def check_gap(stats: MismatchStats | None, limit: float | None, model: PreTrainedModel) -> float | None:
     """A ValueError where the sampler is not the policy; numbers that are not finite are the guard's to judge.
 
-    What is left to check: `most` again while nothing was measured, then None.
+    What is left to check: `limit` again while nothing was measured, then None.
     """
-    if found is None or most is None:
-        return most
-    if not math.isfinite(found.gap) or found.gap <= most:
+    if stats is None or limit is None:
+        return limit
+    if not math.isfinite(stats.gap) or stats.gap <= limit:
         return None
     kind, precision = type(model).__name__, str(model.dtype).removeprefix("torch.")
     remedy = "" if bounds_of(model) is FLOAT32 else "try dtype float32, or "
     raise ValueError(
-        f"sampler_gap is {found.gap:.3g} nats per token at the first step, above {most:g}, the most that rounding in "
+        f"sampler_gap is {stats.gap:.3g} nats per token at the first step, above {limit:g}, the most that rounding in "
         f"{precision} explains: {kind} is sampled from another distribution than the one it is trained on. Nothing "
         f"was updated; {remedy}use another model, and report this with the output of proximo selfcheck"
     )
 
 
-def late_gap(found: MismatchStats, most: float) -> str | None:
-    """What to say of a gap that appears after steps without one; None where rounding explains it."""
-    if not found.gap > most:
+def late_gap(stats: MismatchStats, limit: float) -> str | None:
+    """Message on a gap that appears after steps without one; None where rounding explains it."""
+    if not stats.gap > limit:
         return None
     return (
-        f"sampler_gap is {found.gap:.3g} nats per token, above {most:g}, the most that rounding explains, and it was "
+        f"sampler_gap is {stats.gap:.3g} nats per token, above {limit:g}, the most that rounding explains, and it was "
         "smaller before: the sampler no longer samples from the policy that is trained, such as one whose weights were "
         "not pushed. Its log-probs are not taken for the old policy's; look at the sampler, and resume from a "
         "checkpoint before this step"

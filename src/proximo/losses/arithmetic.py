@@ -97,7 +97,7 @@ class Siblings:
     square_sum: Float[Tensor, " B"]
     """Sum of the squared deviations in the group."""
     unanimous: Bool[Tensor, " B"]
-    """Whether all scored values are equal, tested by max == min, since rounding may leave a standard deviation of
+    """True where all scored values are equal, tested by max == min, since rounding may leave a standard deviation of
     1e-17."""
 
 

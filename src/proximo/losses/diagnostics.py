@@ -68,8 +68,8 @@ def explained_variance(values: Tokens, returns: Tokens, mask: Mask) -> Float[Ten
 
 def error_by_position(values: Tokens, returns: Tokens, mask: Mask, parts: int = 4) -> Float[Tensor, " K"]:
     """Root mean squared error in each equal part of a completion, first to last; NaN if a part has no token."""
-    place = (mask.cumsum(dim=1) - 1).clamp(min=0)
-    part = (place * parts // mask.sum(dim=1, keepdim=True).clamp(min=1))[mask]
+    position = (mask.cumsum(dim=1) - 1).clamp(min=0)
+    part = (position * parts // mask.sum(dim=1, keepdim=True).clamp(min=1))[mask]
     squares = (values - returns)[mask].double().square()
     total = torch.zeros(parts, dtype=torch.double, device=mask.device).index_add_(0, part, squares)
     count = torch.zeros_like(total).index_add_(0, part, torch.ones_like(squares))

@@ -13,17 +13,17 @@ _Z = 1.959964
 """97.5 % quantile for infinitely many degrees of freedom."""
 
 
-def t95(freedom: int) -> float:
-    """The 97.5 % quantile of Student's t; beyond the table by a series in 1 / freedom, accurate to 4 digits."""
-    if freedom <= len(T95):
-        return T95[freedom - 1]
+def t_quantile_95(df: int) -> float:
+    """The 97.5 % quantile of Student's t; beyond the table by a series in 1 / df, accurate to 4 digits."""
+    if df <= len(T95):
+        return T95[df - 1]
     first, second = (_Z**3 + _Z) / 4, (5 * _Z**5 + 16 * _Z**3 + 3 * _Z) / 96
     third = (3 * _Z**7 + 19 * _Z**5 + 17 * _Z**3 - 15 * _Z) / 384
-    return _Z + first / freedom + second / freedom**2 + third / freedom**3
+    return _Z + first / df + second / df**2 + third / df**3
 
 
 def half_width(values: Sequence[float]) -> float:
     """Half the width of the 95 % interval of a mean; NaN for fewer than two values."""
     if len(values) < 2:
         return math.nan
-    return t95(len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
+    return t_quantile_95(len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))

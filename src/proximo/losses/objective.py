@@ -100,8 +100,8 @@ def rows_of(algorithm: Objective, inputs: LossInputs) -> Rows:
 
 def entropy_readers(algorithm: Objective) -> list[str]:
     """Names of the pieces that read the entropy."""
-    own = SelectionTraits.read(algorithm.select).needs_entropy
-    return needing(algorithm.extras, "entropy") + ([type(algorithm.select).__name__] if own else [])
+    selects_by_it = SelectionTraits.read(algorithm.select).needs_entropy
+    return needing(algorithm.extras, "entropy") + ([type(algorithm.select).__name__] if selects_by_it else [])
 
 
 def _check_needs(algorithm: Objective, inputs: LossInputs) -> None:
@@ -170,22 +170,24 @@ def plan_parts(
     outcomes = [outcome for *_, outcome in known if outcome is not None]
     outcome = torch.cat(outcomes) if outcomes else None
     weights = torch.zeros_like(counts)
-    own = algorithm.weights.of_rows(counts[scored], group[scored])
-    weights[scored] = answer_of("weights", algorithm.weights, own, counts[scored].shape)
+    scored_weights = algorithm.weights.of_rows(counts[scored], group[scored])
+    weights[scored] = answer_of("weights", algorithm.weights, scored_weights, counts[scored].shape)
     selected: Sequence[Tensor | None] = [None] * len(parts)
     if algorithm.select is not None and algorithm.select.step_wide:
         selected = _selected(algorithm, list(parts), places, generator)
     extra_weights: list[Sequence[Tensor | None]] = []
     for extra in terms_of(algorithm.extras):
-        own = ExtraTraits.read(extra).row_weights
-        extra_weights.append([None] * len(parts) if own is None else [*_at_tokens(own(counts, outcome, group), masks)])
+        weigh = ExtraTraits.read(extra).row_weights
+        extra_weights.append(
+            [None] * len(parts) if weigh is None else [*_at_tokens(weigh(counts, outcome, group), masks)]
+        )
     for number, spread in enumerate(_at_tokens(weights, masks)):
         yield Plan(spread, selected[number], tuple(each[number] for each in extra_weights))
 
 
 @torch.no_grad()
 def candidates(algorithm: Objective, rows: Rows) -> Candidates:
-    """What stage 7 may read from these rows."""
+    """Candidates of these rows: all that stage 7 may read."""
     log_ratio = algorithm.ratio(rows.logprobs - rows.anchor_logprobs, rows.mask)
     sampler = rows.anchor_logprobs if rows.rollout_logprobs is None else rows.rollout_logprobs
     return Candidates(
@@ -209,21 +211,21 @@ def _selected(
 ) -> list[Tensor]:
     """The selection among all sampled tokens of the step, in order, as one row."""
     assert algorithm.select is not None
-    found = [candidates(algorithm, rows) for rows in parts]
-    order = torch.cat([place[rows.mask] for place, rows in zip(places, parts, strict=True)]).argsort()
+    offered = [candidates(algorithm, rows) for rows in parts]
+    order = torch.cat([numbers[rows.mask] for numbers, rows in zip(places, parts, strict=True)]).argsort()
 
     def in_order(tensors: Sequence[Tensor]) -> Float[Tensor, "1 N"]:
         flat = torch.cat([tensor[rows.mask] for tensor, rows in zip(tensors, parts, strict=True)])
         return flat[order].unsqueeze(0)
 
     together = Candidates(
-        logprobs=in_order([each.logprobs for each in found]),
-        rollout_logprobs=in_order([each.rollout_logprobs for each in found]),
-        advantages=in_order([each.advantages for each in found]),
-        through=in_order([each.through for each in found]),
+        logprobs=in_order([each.logprobs for each in offered]),
+        rollout_logprobs=in_order([each.rollout_logprobs for each in offered]),
+        advantages=in_order([each.advantages for each in offered]),
+        through=in_order([each.through for each in offered]),
         entropy=None
-        if found[0].entropy is None
-        else in_order([each.entropy for each in found if each.entropy is not None]),
+        if offered[0].entropy is None
+        else in_order([each.entropy for each in offered if each.entropy is not None]),
         mask=torch.ones(1, len(order), dtype=torch.bool, device=order.device),
     )
     choice = torch.zeros(len(order), dtype=torch.bool, device=order.device)
@@ -327,8 +329,8 @@ def _plan_from_weights(algorithm: Objective, weights: Tokens, rows: Rows) -> Pla
             f"weights is a tensor, but {step_wide[-1]} looks at all rows of the step: "
             "pass plan_step(...).rows(index) instead, or weights=None for a step in one call"
         )
-    own = tuple(None for _ in terms_of(algorithm.extras))
-    return Plan(torch.where(rows.mask, weights, torch.zeros_like(weights)), extra_weights=own)
+    extra_weights = tuple(None for _ in terms_of(algorithm.extras))
+    return Plan(torch.where(rows.mask, weights, torch.zeros_like(weights)), extra_weights=extra_weights)
 
 
 def token_terms(algorithm: Objective, rows: Rows, plan: Plan, check: Check = answer_of) -> Terms:
@@ -375,8 +377,8 @@ def token_terms(algorithm: Objective, rows: Rows, plan: Plan, check: Check = ans
 def _extra_terms(algorithm: Objective, rows: Rows, plan: Plan, check: Check) -> Tokens:
     """Stage 11; the learner adds terms that need a value model or routers."""
     extra_terms = torch.zeros_like(rows.logprobs)
-    for extra, own in zip(terms_of(algorithm.extras), plan.extra_weights, strict=True):
-        weights = plan.weights if own is None else own
+    for extra, extra_weights in zip(terms_of(algorithm.extras), plan.extra_weights, strict=True):
+        weights = plan.weights if extra_weights is None else extra_weights
         # Entropy has a gradient if an extra declares that it needs it; other extras do not get it.
         shown = rows if "entropy" in ExtraTraits.read(extra).needs else replace(rows, entropy=None)
         term = check("extra", extra, extra.term(shown), rows.mask.shape)
@@ -409,8 +411,8 @@ def _stats(algorithm: Objective, rows: Rows, terms: Terms) -> Stats:
     }
     peaks = {"ratio_max": ratio, "log_ratio_max": terms.log_ratio.abs()}
     if gate.statistics is not None:
-        own = gate.statistics(terms.log_ratio, rows.advantages, mask)
-        seen |= {name: answer_of("gate", algorithm.gate, value, mask.shape) for name, value in own.items()}
+        gate_stats = gate.statistics(terms.log_ratio, rows.advantages, mask)
+        seen |= {name: answer_of("gate", algorithm.gate, value, mask.shape) for name, value in gate_stats.items()}
     if rows.entropy is not None:
         seen["entropy"] = rows.entropy
     if rows.ref_logprobs is not None:

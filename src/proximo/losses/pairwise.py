@@ -27,7 +27,7 @@ class Dpo:
     label_smoothing: float = 0.0
     """Assumed share of pairs that are ranked the wrong way round."""
     averages: ClassVar[bool] = False
-    """Whether a completion's log-prob is a mean over its tokens instead of a sum."""
+    """True if a completion's log-prob is a mean over its tokens instead of a sum."""
 
     def __post_init__(self) -> None:
         if self.beta <= 0:
@@ -96,8 +96,8 @@ def ranked_pairs(group: Int[Tensor, " B"]) -> Pairs:
     """All pairs of each group. Rows of a group must be in order, best first, but need not be adjacent."""
     chosen, rejected = (group[:, None] == group).triu(diagonal=1).nonzero(as_tuple=True)
     index, num_groups = group_index(group)
-    found = torch.bincount(index[chosen], minlength=num_groups)
-    return Pairs(chosen, rejected, 1 / found[index[chosen]].double())
+    counts = torch.bincount(index[chosen], minlength=num_groups)
+    return Pairs(chosen, rejected, 1 / counts[index[chosen]].double())
 
 
 def pair_accuracy(gap: Float[Tensor, " N"]) -> Float[Tensor, " N"]:

@@ -60,10 +60,10 @@ class Feedback:
         """The rows of all parts, each as one token with the row's sums: all that an advantage by row may read."""
 
         def sums(name: str) -> Float[Tensor, "B 1"] | None:
-            found = [getattr(part, name) for part in parts]
-            if any(each is None for each in found):
+            tensors = [getattr(part, name) for part in parts]
+            if any(each is None for each in tensors):
                 return None
-            rows = zip(found, parts, strict=True)
+            rows = zip(tensors, parts, strict=True)
             return torch.cat([row_sum(each.to(part.rewards.dtype), part.mask) for each, part in rows])
 
         return cls(
@@ -85,7 +85,7 @@ class Credit:
 
 @dataclass(frozen=True)
 class Candidates:
-    """What a selection of tokens may depend on; none of it has a gradient."""
+    """Numbers that a selection of tokens may depend on; none of it has a gradient."""
 
     logprobs: Tokens
     rollout_logprobs: Tokens

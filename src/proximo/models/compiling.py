@@ -26,17 +26,17 @@ ALLOWED = "_proximo_may_compile"
 
 
 def allow_compiling(model: PreTrainedModel, allowed: bool) -> None:
-    """Whether passes of this model, and of copies made of it from now on, may be compiled."""
+    """Allow or forbid that passes of this model, and of copies made of it from now on, are compiled."""
     setattr(model, ALLOWED, allowed)
 
 
 def compiles(model: PreTrainedModel) -> bool:
-    """Whether passes of this model are compiled: on a GPU, unless that was switched off for it."""
+    """True if passes of this model are compiled: on a GPU, unless that was switched off for it."""
     return getattr(model, ALLOWED, True) and model.device.type == "cuda"
 
 
 def reads_blocks(model: PreTrainedModel) -> bool:
-    """Whether a packed row is laid out in blocks, for attention by tiles."""
+    """True if a packed row is laid out in blocks, for attention by tiles."""
     weight = model.get_input_embeddings().weight
     assert isinstance(weight, Tensor)
     config = model.config.get_text_config()
@@ -44,7 +44,8 @@ def reads_blocks(model: PreTrainedModel) -> bool:
 
 
 def compiles_layers(model: PreTrainedModel) -> bool:
-    """Not of experts: they are chosen by data, which no one graph can follow, and hooks listen to their routers."""
+    """True if its layers are compiled. Those with experts are not: they are chosen by data, which no one graph can
+    follow, and hooks listen to their routers."""
     return compiles(model) and not routers(model)
 
 
@@ -56,14 +57,14 @@ def checkpoint_layers(model: PreTrainedModel, number: int, *, offload: bool = Fa
     Unlike transformers' switch this leaves the embeddings alone, so that sampling does not notice.
     """
     run = checkpoint_on_host if offload else checkpoint
-    for place, layer in enumerate(decoder_layers(model)):
+    for index, layer in enumerate(decoder_layers(model)):
         settings: Any = layer
-        settings.gradient_checkpointing = place < number
+        settings.gradient_checkpointing = index < number
         settings._gradient_checkpointing_func = partial(run, use_reentrant=False)
 
 
 def checkpoints(model: PreTrainedModel) -> bool:
-    """Whether any layer is checkpointed, here or by transformers' own switch (whose question has two names)."""
+    """True if any layer is checkpointed, here or by transformers' own switch (whose question has two names)."""
     return any(getattr(module, "gradient_checkpointing", False) for module in model.modules())
 
 
@@ -74,8 +75,8 @@ def checkpoint_on_host(run: Callable[[Tensor], Tensor], hidden: Tensor, **option
 
 
 def layer_run(model: PreTrainedModel) -> LayerRun:
-    """How each layer of a training pass is run: compiled where that can be, and again in the backward pass where the
-    layer is checkpointed, whether or not it is in training mode."""
+    """Function that runs each layer of a training pass: compiled where that can be, and again in the backward pass
+    where the layer is checkpointed, whether or not it is in training mode."""
     may_compile = compiles_layers(model)
 
     def run(layer: nn.Module, hidden: Tensor, angles: tuple[Tensor, Tensor], reader: LayerReader) -> Tensor:
@@ -122,7 +123,7 @@ def compiled_between(layer: nn.Module, hidden: Tensor, angles: tuple[Tensor, Ten
 
 
 def _forward_between(layer: nn.Module, hidden: Tensor, *, compiled: Any = None, **plain: Any) -> Tensor:
-    """What a layer's call runs between its hooks."""
+    """Run what a layer's call runs between its hooks."""
     return compiled_layer(layer, hidden, *compiled) if compiled else type(layer).forward(layer, hidden, **plain)
 
 
@@ -152,10 +153,10 @@ def _without_own_checkpoint(
     """Run a layer with transformers' switch off, which in training mode would checkpoint it once more, inside ours: in
     the layer's call, or since transformers 5.23 in its forward. The switch is the layer's own and not its class's, on
     or off, so that what was compiled before it was first used still serves."""
-    own = vars(layer)
-    switched = own.get("gradient_checkpointing", False)
-    own["gradient_checkpointing"] = False
+    attributes = vars(layer)
+    switched = attributes.get("gradient_checkpointing", False)
+    attributes["gradient_checkpointing"] = False
     try:
         return run(layer, hidden, angles, reader)
     finally:
-        own["gradient_checkpointing"] = switched
+        attributes["gradient_checkpointing"] = switched

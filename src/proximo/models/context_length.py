@@ -1,4 +1,4 @@
-"""How long a row may be, prompt and completion together, for a model to give exact numbers.
+"""Length that a row may have, prompt and completion together, for a model to give exact numbers.
 
 Two things limit it. A model has a limited number of positions. And a rope of type longrope or dynamic takes its
 frequencies from the longest row of a forward pass as soon as that is longer than the model's original length: a
@@ -17,7 +17,7 @@ from proximo.types import Request
 from proximo.types.tensor_types import Int
 
 POSITIONS = ("max_position_embeddings", "n_positions", "max_seq_len")
-"""Where configs of transformers say how many positions a model has; some have no limit and say nothing."""
+"""Fields of transformers' configs for the number of positions of a model; some have no limit and say nothing."""
 FOLLOWING = ("longrope", "su", "dynamic")
 """Types of rope whose frequencies follow the longest row."""
 
@@ -32,7 +32,7 @@ class Reach:
 
 
 def reach_of(config: PreTrainedConfig) -> Reach | None:
-    """None where nothing limits a row, as in models that only keep a state."""
+    """Reach of a model; None where nothing limits a row, as in models that only keep a state."""
     text = config.get_text_config()
     named = next((count for name in POSITIONS if isinstance(count := getattr(text, name, None), int)), None)
     reaches = [] if named is None or named < 1 else [Reach(named, f"the model has {named} positions")]
@@ -94,10 +94,10 @@ def _follows(kind: str) -> bool:
 
 def _following(config: PreTrainedConfig) -> Iterator[tuple[str, int | None]]:
     """The type and the original length of each rope of the model that follows the longest row."""
-    found: Any = getattr(config, "rope_parameters", None) or {}
-    parts = [found, *found.values()] if isinstance(found, Mapping) else []
+    ropes: Any = getattr(config, "rope_parameters", None) or {}
+    parts = [ropes, *ropes.values()] if isinstance(ropes, Mapping) else []
     for part in parts:
         kind = part.get("rope_type") if isinstance(part, Mapping) else None
         if isinstance(kind, str) and _follows(kind):
-            own = part.get("original_max_position_embeddings")
-            yield kind, own or getattr(config, "original_max_position_embeddings", None)
+            length = part.get("original_max_position_embeddings")
+            yield kind, length or getattr(config, "original_max_position_embeddings", None)

@@ -1,4 +1,4 @@
-"""Where a model computes and in which precision, as its user names them."""
+"""Device and precision in which a model computes, as its user names them."""
 
 from typing import Literal
 
@@ -13,10 +13,10 @@ Precision = Literal["auto", "float32", "bfloat16"]
 
 def pick_device(name: str) -> str:
     """Torch's name of a device. `auto`: a GPU if there is one, else the CPU."""
-    found = torch.cuda.is_available()
+    has_gpu = torch.cuda.is_available()
     if name != "auto":
-        return _checked_device(name, has_gpu=found)
-    return "cuda" if found else "cpu"
+        return _checked_device(name, has_gpu=has_gpu)
+    return "cuda" if has_gpu else "cpu"
 
 
 def _checked_device(name: str, *, has_gpu: bool) -> str:

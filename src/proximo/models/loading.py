@@ -32,7 +32,7 @@ VOCABULARIES = ("tokenizer.json", "*.model", "vocab.*", "*.tiktoken", "tekken.js
 """Files that say which tokens there are; one of them is there."""
 INCOMPLETE = "the folder is incomplete; save model and tokenizer into it with save_pretrained"
 HALVES = {"BF16": torch.bfloat16, "F16": torch.float16}
-"""By the names that safetensors has for them."""
+"""Dtypes by the names that safetensors has for them."""
 MORE = 4
 """Times as many weights as the files hold may a config be of: tied ones are in files once, or twice."""
 UNREACHABLE = "neither a folder nor a model that the hub or its local cache has; check the name, or download it first"
@@ -73,7 +73,7 @@ def load_model(
 
 
 def read_config(path: str) -> PreTrainedConfig:
-    """What a model is, without its weights; of an adapter, what its base model is."""
+    """Config of a model, without its weights; of an adapter, the config of its base model."""
     folder = opened(path, weights=False)
     if is_adapter(folder):
         return read_config(base_of(str(folder)))
@@ -140,12 +140,12 @@ def load_weights(
             )
     except Exception as error:  # no class for this config, a config that contradicts itself
         raise ValueError(f"path {path!r}: transformers cannot load the model; {_first_line(error)}") from error
-    model, found = loaded
+    model, report = loaded
     assert isinstance(model, transformers.PreTrainedModel)
-    _refuse_other_weights(model, path, found["mismatched_keys"], set(found["unexpected_keys"]) - set(unused))
-    _refuse_non_finite(model, path, set(found["missing_keys"]))
+    _refuse_other_weights(model, path, report["mismatched_keys"], set(report["unexpected_keys"]) - set(unused))
+    _refuse_non_finite(model, path, set(report["missing_keys"]))
     hold_frequencies(model)
-    return model, set(found["missing_keys"])
+    return model, set(report["missing_keys"])
 
 
 def _refuse_other_weights(model: PreTrainedModel, path: str, mismatched: set[Any], surplus: set[str]) -> None:
@@ -184,7 +184,7 @@ def skeleton(path: str, config: PreTrainedConfig | None = None) -> PreTrainedMod
 
 
 def base_of(path: str) -> str:
-    """Where a model's weights are: itself, or of an adapter its base model, which has to be a whole one."""
+    """Path of a model's weights: its own, or of an adapter its base model's, which has to be a whole one."""
     folder = opened(path, weights=False)
     if not is_adapter(folder):
         return path
@@ -198,7 +198,7 @@ def base_of(path: str) -> str:
 
 
 def is_new(path: str) -> bool:
-    """Whether nothing has trained a model's weights yet, nor those of an adapter's base; only a few of them are read.
+    """True if nothing has trained a model's weights yet, nor those of an adapter's base; only a few of them are read.
     What is not on this machine yet is on the hub because somebody trained it."""
     folder = opened(base_of(path), weights=False)
     try:
@@ -210,8 +210,8 @@ def is_new(path: str) -> bool:
 
 def _dtype_of_files(folder: Path) -> torch.dtype:
     """The dtype of all weights of a model's folder; float32 where they differ, or are wider or narrower than that."""
-    [found, *others] = dtypes(folder) or {""}
-    return torch.float32 if others else HALVES.get(found, torch.float32)
+    [dtype, *others] = dtypes(folder) or {""}
+    return torch.float32 if others else HALVES.get(dtype, torch.float32)
 
 
 def opened(path: str, *, weights: bool) -> Path:
@@ -235,7 +235,7 @@ def _refuse_non_finite(model: PreTrainedModel, path: str, absent: set[str]) -> N
     """A sum is not finite where an element is not, and cheap; where it is not, one looks."""
     named = [(name, tensor) for name, tensor in model.state_dict().items() if name not in absent]
     sums = torch.stack([tensor.sum(dtype=torch.float32) for _, tensor in named])
-    bad = {named[place][0] for place in (~sums.isfinite()).nonzero()[:, 0].tolist()}
+    bad = {named[index][0] for index in (~sums.isfinite()).nonzero()[:, 0].tolist()}
     bad = {name for name, tensor in named if name in bad and not tensor.isfinite().all()}
     if bad:
         raise ValueError(f"path {path!r}: NaN or infinity in {_listed(bad)}; fetch the model again, or an older one")
@@ -252,7 +252,7 @@ def _first_line(error: Exception) -> str:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without transformers' report of weights that are new or unused: we report what matters of it."""
+    """Silence transformers' report of weights that are new or unused: we report what matters of it."""
     from transformers.utils import logging
 
     before = logging.get_verbosity()
@@ -264,17 +264,17 @@ def _quiet() -> Iterator[None]:
 
 
 def frozen_copy(model: PreTrainedModel) -> PreTrainedModel:
-    """For inference only."""
+    """A copy for inference only."""
     return copy.deepcopy(model).requires_grad_(False).eval()
 
 
 def sharing_copy(model: PreTrainedModel) -> PreTrainedModel:
-    """For inference only, with the model's own weights, until either of the two gets others."""
+    """A copy for inference only, with the model's own weights, until either of the two gets others."""
     return _copy_around(model, Tensor.detach)
 
 
 def converted_copy(model: PreTrainedModel, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
-    """For inference only, on another device or in another dtype, with one weight at a time on the way there."""
+    """A copy for inference only, on another device or in another dtype, with one weight at a time on the way there."""
     copied = _copy_around(model, lambda each: each.detach().to(device=device, dtype=dtype, copy=True))
     copied.to(device=device)  # pyright: ignore[reportCallIssue]  # the buffers
     return with_precision(copied, dtype)
@@ -287,7 +287,7 @@ def _copy_around(model: PreTrainedModel, weight: Callable[[Tensor], Tensor]) -> 
 
 
 def has_score(config: PreTrainedConfig) -> bool:
-    """Whether this is a reward model or classifier, and not a causal language model."""
+    """True if this is a reward model or classifier, and not a causal language model."""
     named = config.architectures if isinstance(config.architectures, list) else ()
     return any(isinstance(name, str) and name.endswith("ForSequenceClassification") for name in named)
 
@@ -314,8 +314,8 @@ def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
             return load_tokenizer(base_of(path))
         raise ValueError(f"path {path!r}: there is no tokenizer; {INCOMPLETE}")
     try:
-        own = None if is_adapter(folder) else config  # where it is given, transformers does not read it again
-        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, config=own, trust_remote_code=False)
+        given = None if is_adapter(folder) else config  # where it is given, transformers does not read it again
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, config=given, trust_remote_code=False)
     except Exception as error:  # transformers raises many kinds, depending on which file is missing or odd
         raise ValueError(f"path {path!r}: no tokenizer can be read there; {INCOMPLETE}") from error
     _check_reading(tokenizer, path)

@@ -20,11 +20,11 @@ from proximo.models.devices import free_bytes
 from proximo.types.tensor_types import Float, Int
 
 CHUNK_BYTES = {"cuda": 2**30}
-"""Of logits held at a time, by kind of device: a GPU wants large products, a CPU what its cache holds."""
+"""Bytes of logits held at a time, by kind of device: a GPU wants large products, a CPU what its cache holds."""
 ELSEWHERE = 2**26
 KEPT_SHARE = 0.5
-"""Of a GPU's free memory, for logits kept until the backward pass. They are the first to go there, before the gradients
-of the layers come."""
+"""Share of a GPU's free memory for logits kept until the backward pass. They are the first to go there, before the
+gradients of the layers come."""
 KEPT_ELSEWHERE = 2**28
 """Bytes of logits kept on a CPU, which other programs use too."""
 
@@ -86,7 +86,7 @@ def project(left: Float[Tensor, "M K"], right: Float[Tensor, "K N"]) -> Float[Te
 
 
 def add_product(total: Float[Tensor, "M N"], left: Float[Tensor, "M K"], right: Float[Tensor, "K N"]) -> None:
-    """Onto a total in full precision; on a GPU without a trip to memory for the product itself."""
+    """Add a product to a total in full precision; on a GPU without a trip to memory for the product itself."""
     if left.is_cuda and left.dtype in (torch.bfloat16, torch.float16):
         torch.addmm(total, left, right, out_dtype=torch.float32, out=total)
     else:
@@ -113,9 +113,9 @@ class _TokenLogprobs(torch.autograd.Function):
             logits = project(chunk, weight.T)
             if number < kept and any(ctx.needs_input_grad):
                 ctx.logits[number * rows] = logits
-            found = passes.read(logits, wanted, temperature)
+            read = passes.read(logits, wanted, temperature)
             del logits  # before the next ones are there
-            for values, value in zip((logprobs, entropy, normalisers), found, strict=True):
+            for values, value in zip((logprobs, entropy, normalisers), read, strict=True):
                 values.append(value)
         results = torch.cat(logprobs), torch.cat(entropy)
         ctx.save_for_backward(states, weight, targets, torch.cat(normalisers), results[1])
@@ -161,9 +161,9 @@ class _TokenLogprobs(torch.autograd.Function):
 class _Passes:
     read: Callable[[Tensor, Tensor, float], tuple[Tensor, Tensor, Tensor]]
     gradient: Callable[..., Tensor]
-    """What `_gradient` takes; without a normaliser only if it normalises."""
+    """Takes what `_gradient` takes; without a normaliser only if it normalises."""
     normalises: bool
-    """Whether reading leaves log-probs in the place of the logits."""
+    """True if reading leaves log-probs in the place of the logits."""
 
 
 def _read(
@@ -187,8 +187,8 @@ def _gradient(
     temperature: float,
     dtype: torch.dtype,
 ) -> Float[Tensor, "C V"]:
-    """Of the logits. Without a normaliser they are log-probs already. `pull` is the gradient of the targets' log-probs;
-    `entropy` its value and its gradient, where it has one."""
+    """Gradient of the logits. Without a normaliser they are log-probs already. `pull` is the gradient of the targets'
+    log-probs; `entropy` its value and its gradient, where it has one."""
     everything = logits if normaliser is None else logits.div_(temperature).sub_(normaliser[:, None])
     to_logits = everything.exp()
     if entropy is None:

@@ -126,7 +126,7 @@ def _until_scored(
     # Only a row of which nothing is left looks at how its prompt ends.
     for row in (lengths == 0).nonzero()[:, 0].tolist():
         prompt = prompts[int(group[row])]
-        end = max((place for place, token in enumerate(prompt, start=1) if token != padding), default=1)
+        end = max((length for length, token in enumerate(prompt, start=1) if token != padding), default=1)
         if end < len(prompt):
             group[row] = len(prompts)
             prompts.append(prompt[:end])
@@ -134,8 +134,8 @@ def _until_scored(
 
 
 def _config(path: str) -> PreTrainedConfig:
-    """With one label; a head of several is no reward model. All end tokens are in it: such a model has no other file
-    that names them, and what it reads later must end as what it is trained on."""
+    """Config with one label; a head of several is no reward model. All end tokens are in it: such a model has no other
+    file that names them, and what it reads later must end as what it is trained on."""
     config = read_config(path)
     ends = sorted(declared_ends(path))
     config.eos_token_id = ends if len(ends) > 1 else config.eos_token_id

@@ -1,4 +1,4 @@
-"""Which experts each token goes to, recorded and replayed by hooks on the routers: no model code is patched.
+"""Experts that each token goes to, recorded and replayed by hooks on the routers: no model code is patched.
 
 Only the choice of experts is kept. Replayed, their weights are computed anew from the live logits, so that the
 router still learns. What "weights" means differs from family to family; here it is Qwen3-MoE's.
@@ -31,7 +31,7 @@ class Routes:
     """Aligned with completion tokens. A completion's last token is never consumed, so it is unknown."""
 
     def at(self, places: Places, positions: int) -> Int[Tensor, "N L K"]:
-        """Of each position of a pass."""
+        """Route of each position of a pass."""
         flat = self.rows.new_full((positions, *self.rows.shape[2:]), UNKNOWN)
         flat[places.completion_tokens] = self.rows[places.consumed]
         if self.prompts:
@@ -40,7 +40,7 @@ class Routes:
 
 
 def routes_of(flat: Int[Tensor, "N L K"], places: Places, prompt_lengths: list[int]) -> Routes:
-    """What a pass recorded, aligned with tokens; prompts that no row of it belongs to are unknown."""
+    """Routes that a pass recorded, aligned with tokens; prompts that no row of it belongs to are unknown."""
     rows = flat.new_full((*places.consumed.shape, *flat.shape[1:]), UNKNOWN)
     rows[places.consumed] = flat[places.completion_tokens]
     prompts = [flat.new_full((length, *flat.shape[1:]), UNKNOWN) for length in prompt_lengths]
@@ -52,12 +52,12 @@ def routes_of(flat: Int[Tensor, "N L K"], places: Places, prompt_lengths: list[i
 
 
 def routers(model: nn.Module) -> list[Qwen3MoeTopKRouter]:
-    """In the order of layers; none in a dense model."""
-    found = [module for module in model.modules() if type(module).__name__.endswith("Router")]
+    """Routers in the order of layers; none in a dense model."""
+    modules = [module for module in model.modules() if type(module).__name__.endswith("Router")]
     kind = _router()
-    known = [module for module in found if isinstance(module, kind)]
-    if len(known) < len(found):
-        kinds = ", ".join(sorted({type(module).__name__ for module in found} - {kind.__name__}))
+    known = [module for module in modules if isinstance(module, kind)]
+    if len(known) < len(modules):
+        kinds = ", ".join(sorted({type(module).__name__ for module in modules} - {kind.__name__}))
         raise ValueError(f"the model routes by {kinds}: only Qwen3-MoE's routers can be read and replayed")
     return known
 
@@ -70,7 +70,7 @@ def router_layers(model: nn.Module) -> list[int]:
 
 
 def is_mixture(model: nn.Module) -> bool:
-    """Whether the model has routers that can be read."""
+    """True if the model has routers that can be read."""
     return any(isinstance(module, _router()) for module in model.modules())
 
 
@@ -83,10 +83,10 @@ def _router() -> type[Qwen3MoeTopKRouter]:
 
 def needed_routers(model: nn.Module, what: str) -> list[Qwen3MoeTopKRouter]:
     """The routers, where `what` is no use without any."""
-    found = routers(model)
-    if not found:
+    modules = routers(model)
+    if not modules:
         raise ValueError(f"{what}, but {type(model).__name__} has no experts to choose from: leave it out")
-    return found
+    return modules
 
 
 class Recorder:
@@ -116,8 +116,8 @@ class Recorder:
 @contextmanager
 def recording(model: nn.Module, *, keeps_logits: bool = False) -> Iterator[Recorder]:
     """Listen to the routers of one pass."""
-    found = needed_routers(model, "routes are to be recorded")
-    recorder = Recorder(len(found), keeps_logits=keeps_logits)
+    modules = needed_routers(model, "routes are to be recorded")
+    recorder = Recorder(len(modules), keeps_logits=keeps_logits)
 
     def listener(layer: int):
         def listen(_: nn.Module, __: Any, output: tuple[Tensor, Tensor, Tensor]) -> None:
@@ -125,18 +125,18 @@ def recording(model: nn.Module, *, keeps_logits: bool = False) -> Iterator[Recor
 
         return listen
 
-    with _hooked(found, [listener(layer) for layer in range(len(found))]):
+    with _hooked(modules, [listener(layer) for layer in range(len(modules))]):
         yield recorder
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """How far replayed choices are those that the routers would have made: sums over positions."""
+    """Agreement of replayed choices with those that the routers would have made: sums over positions."""
 
     positions: Int[Tensor, ""]
     """Number of positions with a known route."""
     equal: Float[Tensor, " L"]
-    """Of each one's share of equal experts, by layer."""
+    """Sum of each one's share of equal experts, by layer."""
     changed: Int[Tensor, ""]
     """Number of positions whose experts differ in some layer."""
 
@@ -165,11 +165,11 @@ class Replay:
         return torch.where(self._known[:, None], wanted, native)
 
     def agreement(self, places: Int[Tensor, " M"]) -> Agreement:
-        """At some positions, after the pass."""
+        """Agreement at some positions, after the pass."""
         places = places.to(self._known.device)
-        known, most = self._known[places], self._indices.shape[2]
+        known, experts = self._known[places], self._indices.shape[2]
         equal = torch.stack([layer[places] for layer in self._equal if layer is not None], dim=1)[known]
-        return Agreement(known.sum(), (equal / most).sum(dim=0), (equal < most).any(dim=1).sum())
+        return Agreement(known.sum(), (equal / experts).sum(dim=0), (equal < experts).any(dim=1).sum())
 
 
 @contextmanager
@@ -178,11 +178,11 @@ def replaying(model: nn.Module, indices: Int[Tensor, "N L K"]) -> Iterator[Repla
 
     Where layers are checkpointed, this stays open until the backward pass is over: it runs them again.
     """
-    found = needed_routers(model, "routes are to be replayed")
-    if indices.shape[1:] != (len(found), found[0].top_k):
+    modules = needed_routers(model, "routes are to be replayed")
+    if indices.shape[1:] != (len(modules), modules[0].top_k):
         raise ValueError(
             f"routes are of {indices.shape[1]} layers and {indices.shape[2]} experts a token, the model has "
-            f"{len(found)} and {found[0].top_k}: replay only what a model of the same shape recorded"
+            f"{len(modules)} and {modules[0].top_k}: replay only what a model of the same shape recorded"
         )
     replay = Replay(indices)
 
@@ -194,14 +194,14 @@ def replaying(model: nn.Module, indices: Int[Tensor, "N L K"]) -> Iterator[Repla
 
         return play
 
-    with _hooked(found, [player(layer) for layer in range(len(found))]):
+    with _hooked(modules, [player(layer) for layer in range(len(modules))]):
         yield replay
 
 
 def gate_weights(
     logits: Float[Tensor, "N X"], chosen: Int[Tensor, "N K"], *, renormalise: bool
 ) -> Float[Tensor, "N K"]:
-    """What Qwen3-MoE weighs experts by, for any choice of them: to the last bit its own for its own."""
+    """Weights that Qwen3-MoE gives experts, for any choice of them: to the last bit its own for its own."""
     weights = logits.softmax(dim=-1, dtype=torch.float32).gather(-1, chosen)
     if renormalise:
         weights = weights / weights.sum(dim=-1, keepdim=True)
@@ -209,8 +209,8 @@ def gate_weights(
 
 
 @contextmanager
-def _hooked(found: list[Qwen3MoeTopKRouter], hooks: list[Any]) -> Iterator[None]:
-    handles = [router.register_forward_hook(hook) for router, hook in zip(found, hooks, strict=True)]
+def _hooked(modules: list[Qwen3MoeTopKRouter], hooks: list[Any]) -> Iterator[None]:
+    handles = [router.register_forward_hook(hook) for router, hook in zip(modules, hooks, strict=True)]
     try:
         yield
     finally:

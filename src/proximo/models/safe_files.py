@@ -1,4 +1,4 @@
-"""What a model's folder holds, looked at before any library opens it: nothing in it may ask for code to be run."""
+"""Files of a model's folder, looked at before any library opens it: nothing in it may ask for code to be run."""
 
 import json
 import math
@@ -27,7 +27,7 @@ READ = (".json", ".jinja", ".txt", ".model", ".tiktoken", ".bpe")
 """Suffixes of texts that are read whole."""
 TOKENIZER = "tokenizer.json"
 _VOCABULARIES = (TOKENIZER, "vocab.json", "added_tokens.json", "tekken.json")
-"""Their keys are tokens, and mean nothing."""
+"""Files whose keys are tokens, and mean nothing."""
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 ADAPTER, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 SIZED = ("config.json", ADAPTER)
@@ -45,7 +45,7 @@ MAX_TENSORS = 500_000
 MAX_SCALE = 1024
 """Numbers of a scale that are looked at."""
 _PARTS = re.compile(r"layer|head|expert|depth|stage|label|codebook|num_\w*block", re.IGNORECASE)
-"""In the keys of numbers that say how many parts of a kind are built."""
+"""Pattern in the keys of numbers that say how many parts of a kind are built."""
 _TEMPLATES = "additional_chat_templates"
 """Folder whose files are chat templates."""
 _BITS = {"BOOL": 8, "U8": 8, "I8": 8, "U16": 16, "I16": 16, "F16": 16, "BF16": 16, "U32": 32, "I32": 32, "F32": 32}
@@ -92,15 +92,15 @@ def dtypes(folder: Path) -> set[str]:
 
 
 def has_new_scales(folder: Path) -> bool:
-    """Whether each scale of a normalisation is one number throughout, as before any training. Of a folder that
+    """True if each scale of a normalisation is one number throughout, as before any training. Of a folder that
     `inspect` let pass; False where it has no weights."""
-    found = False
+    has_scales = False
     for file in sorted(folder.glob("*.safetensors")):
         for scale, width in _scales(file):
             if scale != scale[:width] * (len(scale) // width):
                 return False
-            found = True
-    return found
+            has_scales = True
+    return has_scales
 
 
 def _scales(file: Path) -> Iterator[tuple[bytes, int]]:
@@ -124,7 +124,7 @@ def _header(file: Path) -> tuple[Any, int]:
 
 
 def _real(file: Path) -> Path:
-    """Where a file is: the folder that the user named may be reached through links, and the hub's cache has links."""
+    """Path of a file: the folder that the user named may be reached through links, and the hub's cache has links."""
     return blob_of(without_links(file.parent) / file.name)
 
 
@@ -152,8 +152,8 @@ def json_object(file: Path, limit: int = MAX_CONFIG) -> dict[str, Any]:
 
 
 def _strange_files(folder: Path) -> Iterator[str]:
-    """What a library that opens the folder could not read, or should not: all but files and folders, links other than
-    those of a Hugging Face cache, and texts without an end."""
+    """Complaints about what a library that opens the folder could not read, or should not: all but files and folders,
+    links other than those of a Hugging Face cache, and texts without an end."""
     for file in [*folder.iterdir(), *_inside(folder / _TEMPLATES)]:
         try:
             target = _real(file)
@@ -272,8 +272,10 @@ def _weights(folder: Path) -> Iterator[str]:
         except ValueError as error:
             yield str(error)
     if not files:
-        found = sorted(file.name for file in folder.iterdir() if file.suffix.lower() in PICKLES)
-        reason = f"{', '.join(found)}: convert to safetensors" if found else "no weights: model.safetensors is missing"
+        others = sorted(file.name for file in folder.iterdir() if file.suffix.lower() in PICKLES)
+        reason = (
+            f"{', '.join(others)}: convert to safetensors" if others else "no weights: model.safetensors is missing"
+        )
         yield f"it holds {reason} (only safetensors are read, pickle never is)"
 
 
@@ -326,10 +328,10 @@ def _header_length(first: bytes, size: int) -> int:
 
 
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    header = dict(pairs)
+    if len(header) < len(pairs):
         raise ValueError("its header names a tensor twice")
-    return found
+    return header
 
 
 def _shapes(header: Any, room: int) -> dict[str, tuple[int, ...]]:
@@ -340,8 +342,8 @@ def _shapes(header: Any, room: int) -> dict[str, tuple[int, ...]]:
     shapes, places = {}, []
     for name, entry in header.items():
         if name != "__metadata__":
-            shapes[name], place = _tensor(name, entry)
-            places.append((*place, name))
+            shapes[name], span = _tensor(name, entry)
+            places.append((*span, name))
     places.sort()
     if places and (beyond := max(end for _, end, _ in places) - room) > 0:
         raise ValueError(f"its tensors go on beyond its end, {beyond} bytes are missing")
@@ -354,15 +356,15 @@ def _shapes(header: Any, room: int) -> dict[str, tuple[int, ...]]:
 
 
 def _tensor(name: str, entry: Any) -> tuple[tuple[int, ...], tuple[int, int]]:
-    """Its shape, and from where to where it lies."""
+    """Shape of a tensor, and from where to where it lies."""
     if not isinstance(entry, dict) or not isinstance(entry.get("dtype"), str):
         raise ValueError(f"tensor {name!r} has no dtype")
-    shape, place = (_counts(entry.get(key)) for key in ("shape", "data_offsets"))
-    if shape is None or place is None or len(place) != 2:
+    shape, offsets = (_counts(entry.get(key)) for key in ("shape", "data_offsets"))
+    if shape is None or offsets is None or len(offsets) != 2:
         raise ValueError(f"tensor {name!r} has no shape or no place")
     if entry["dtype"] not in _BITS:
         raise ValueError(f"tensor {name!r} has dtype {entry['dtype'][:20]!r}, which is unknown here")
-    start, end = place
+    start, end = offsets
     if end - start != math.prod(shape) * _BITS[entry["dtype"]] // 8:
         raise ValueError(f"tensor {name!r} of shape {shape} does not fill its {end - start} bytes")
     return tuple(shape), (start, end)

@@ -13,7 +13,7 @@ from proximo.types.tensor_types import Float, Int
 
 
 class SampledPolicy(Protocol):
-    """What a sampler may ask of the policy under training: the module itself, or its weights by name."""
+    """The policy under training, as far as samplers may ask: the module itself, or its weights by name."""
 
     @property
     def model(self) -> PreTrainedModel:
@@ -27,7 +27,7 @@ class SampledPolicy(Protocol):
 
     @property
     def device(self) -> torch.device:
-        """Where the policy is trained. Where it is in shards, `model` may be a copy in the host's memory."""
+        """Device on which the policy is trained. Where it is in shards, `model` may be a copy in the host's memory."""
         ...
 
     def logprobs(
@@ -38,7 +38,7 @@ class SampledPolicy(Protocol):
 
 
 class WholeModel:
-    """What a `SampledPolicy` whose model is whole in this process has in common."""
+    """Base of each `SampledPolicy` whose model is whole in this process."""
 
     model: PreTrainedModel
 

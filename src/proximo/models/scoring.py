@@ -27,15 +27,15 @@ class Scores:
     logprobs: Float[Tensor, "B T"]
     """Log-prob of each token; 0 beyond the row's length."""
     entropy: Float[Tensor, "B T"]
-    """Of the distribution each token was drawn from; carries a gradient only where that was asked for."""
+    """Entropy of the distribution each token was drawn from; carries a gradient only where that was asked for."""
     states: "States"
     """Hidden states from which the tokens are predicted."""
     routes: Routes | None = None
     """Experts that were used, if they are recorded."""
     router_logits: Float[Tensor, "C L X"] | None = None
-    """Of each layer's X experts where a completion token is predicted, row by row, where they were asked for."""
+    """Logits of each layer's X experts where a completion token is predicted, row by row, where they were asked for."""
     agreement: tuple[Agreement, Agreement] | None = None
-    """Of replayed routes with the routers' own choice: of the completions, and of the prompts."""
+    """Agreement of replayed routes with the routers' own choice: of the completions, and of the prompts."""
 
 
 @dataclass(frozen=True)
@@ -47,9 +47,9 @@ class States:
     where: Bool[Tensor, "B T"]
     """True at the C completion tokens."""
     places: Int[Tensor, " C"]
-    """Their indices among the positions of the pass, flattened."""
+    """Indices of these states among the positions of the pass, flattened."""
     entries: Int[Tensor, " C"]
-    """Their indices among the B · T tokens, flattened."""
+    """Indices of these tokens among the B · T tokens, flattened."""
 
     def aligned(self, flat: Float[Tensor, " C"]) -> Float[Tensor, "B T"]:
         """A number per completion token, in rows; 0 beyond each row's length."""
@@ -193,7 +193,7 @@ def _laid_out(
 
 
 def _states(model: PreTrainedModel, laid: Packed | Padded, where: Bool[Tensor, "B T"]) -> States:
-    """Of a pass through the body."""
+    """States of a pass through the body."""
     if isinstance(laid, Packed):
         with attention(model, registered()):
             states = hidden_states(model, laid.tokens, laid.positions, laid.reader, layer_run(model))
@@ -221,7 +221,7 @@ def _placed(flat: Float[Tensor, "C E"], where: Bool[Tensor, "B T"], laid: Packed
 def _checked(
     prompts: Sequence[Sequence[int]], tokens: Tensor, lengths: Tensor, group: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """On the CPU, and nothing empty."""
+    """The same on the CPU, and nothing empty."""
     tokens, lengths, group = tokens.cpu(), lengths.cpu(), group.cpu()
     empty = [number for number in group.unique().tolist() if len(prompts[number]) == 0]
     if empty:
@@ -254,7 +254,7 @@ def _own_logits(
 
 @contextmanager
 def _entering(head: nn.Module) -> Iterator[list[Tensor]]:
-    """What a module reads in each of its calls."""
+    """List what a module reads in each of its calls."""
     entered: list[Tensor] = []
     handle = head.register_forward_pre_hook(lambda _, inputs: entered.append(inputs[0]))
     try:

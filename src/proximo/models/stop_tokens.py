@@ -11,8 +11,8 @@ from proximo.models.safe_files import json_object
 def end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
     """Every token that ends a completion of this model."""
     declared = model.generation_config.eos_token_id if model.generation_config else None
-    own = _numbers(model.config.eos_token_id if declared is None else declared)
-    return own | _numbers(tokenizer.eos_token_id)
+    ends = _numbers(model.config.eos_token_id if declared is None else declared)
+    return ends | _numbers(tokenizer.eos_token_id)
 
 
 def declared_ends(path: str) -> frozenset[int]:
@@ -27,7 +27,7 @@ def declared_ends(path: str) -> frozenset[int]:
 
 
 def _numbers(tokens: Any) -> frozenset[int]:
-    """Of one token, of several, or of None."""
+    """Set of one token, of several, or of None."""
     if tokens is None:
         return frozenset()
     several = tokens if isinstance(tokens, list | tuple) else [tokens]

@@ -110,7 +110,7 @@ def tiny_moe(
 
 
 def _shape(hidden: int, heads: int, kv_heads: int, words: int = 0) -> dict[str, Any]:
-    """What both kinds of model have in common."""
+    """Settings that both kinds of model have in common."""
     if hidden % heads or heads % kv_heads:
         raise ValueError(
             f"hidden is {hidden}, heads {heads}, kv_heads {kv_heads}: make each a multiple of the one that follows"

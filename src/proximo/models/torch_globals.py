@@ -1,4 +1,4 @@
-"""What torch has once in a process: its own random generators, the default dtype, the functions that fill new weights.
+"""State of torch, once in a process: its random generators, the default dtype, the functions that fill new weights.
 
 Dropout and new layers draw from torch's own generators and cannot be given others, and transformers changes the rest
 while it builds a model. So whatever uses or changes them does so inside `guarded`, one thread at a time, and leaves
@@ -51,7 +51,7 @@ class OwnDraws:
                 self._states = self._current()
 
     def state(self) -> dict[str, Tensor]:
-        """What a resumed run needs to draw the same numbers."""
+        """State that a resumed run needs to draw the same numbers."""
         return self._states
 
     def load(self, states: Mapping[str, Tensor]) -> None:

@@ -32,7 +32,7 @@ class TrunkHead:
 
     pace: ClassVar[float] = 10.0
     trains_trunk: bool = True
-    """Whether the value loss also moves the policy's layers. False: the head takes the states as they come."""
+    """True if the value loss also moves the policy's layers. False: the head takes the states as they come."""
 
     def check(self, policy: PreTrainedModel) -> None:
         """Any policy will do."""
@@ -46,8 +46,8 @@ class OwnLayers:
     """A head on its own copy of the policy's last layers, on top of the policy's pass below them, detached."""
 
     pace: ClassVar[float] = 50.0
-    """How much faster than the policy it learns unless told otherwise: its head starts from nothing, its layers from
-    another purpose."""
+    """Factor by which it learns faster than the policy unless told otherwise: its head starts from nothing, its layers
+    from another purpose."""
     layers: int = 1
     """Number of the policy's last layers that are copied."""
 
@@ -87,7 +87,7 @@ class ValueModel(Protocol):
 
     @property
     def needs_policy(self) -> bool:
-        """Whether it reads the policy's pass."""
+        """True if it reads the policy's pass."""
         ...
 
     def observing(self, policy: PreTrainedModel) -> AbstractContextManager[None]:
@@ -99,7 +99,7 @@ class ValueModel(Protocol):
         ...
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Its own parameters, without the policy's."""
+        """Parameters of the value model, without the policy's."""
         ...
 
 
@@ -122,7 +122,7 @@ class BuildsValueModel(Protocol):
 
 
 ValueForm = TrunkHead | OwnLayers | OwnModel | BuildsValueModel
-"""What a config may name: one of ours, or any BuildsValueModel from a file, type = "my_file.py:MyForm"."""
+"""Forms that a config may name: one of ours, or any BuildsValueModel from a file, type = "my_file.py:MyForm"."""
 
 
 class HeadOnTrunk(nn.Module):
@@ -200,10 +200,10 @@ class HeadOnOwnModel(nn.Module):
 
     def estimate(self, rows: Batch, states: States | None) -> Float[Tensor, "B T"]:
         check_rows(self.model, rows.prompts, rows.lengths, rows.group)
-        own = completion_states(
+        own_states = completion_states(
             self.model, prompts=rows.prompts, tokens=rows.tokens, lengths=rows.lengths, group=rows.group
         )
-        return read(self.head, own, own.flat)
+        return read(self.head, own_states, own_states.flat)
 
 
 def check_form(form: ValueForm, policy: PreTrainedModel) -> None:

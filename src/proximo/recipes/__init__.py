@@ -1,1 +1,1 @@
-"""What is known to work: presets, defaults, chains of stages, and checks of a set-up."""
+"""Settings that are known to work: presets, defaults, chains of stages, and checks of a set-up."""

@@ -29,8 +29,8 @@ GENERATED = 256
 
 
 @dataclass(frozen=True)
-class Batch:
-    """What a training step samples, and how often it updates."""
+class BatchSize:
+    """Size of a training step: what it samples, and how often it updates."""
 
     groups: int
     group_size: int
@@ -41,7 +41,7 @@ class Batch:
         return f"{self.groups} × {self.group_size}"
 
 
-SMALL, LARGE = Batch(16, 8, 4), Batch(32, 16, 2)
+SMALL, LARGE = BatchSize(16, 8, 4), BatchSize(32, 16, 2)
 """Batches of small models and of those from LARGE_FROM parameters on. Measured with 1e-6 on Qwen2.5-Coder-0.5B and
 GSM8K: LARGE took held-out accuracy from 26 to 41 % in 60 steps, SMALL from 30 to 35 % in 48, where half of the groups
 were all right or all wrong. The package's tiny models learn with SMALL in minutes on a CPU."""
@@ -66,7 +66,7 @@ EVALUATED = 200
 START = RunConfig(
     training=TrainingOptions(groups=SMALL.groups, group_size=SMALL.group_size, minibatches=1), steps=10**6
 )
-"""Where flags are read onto before defaults are chosen: it refuses none of them, and what differs was given."""
+"""Config that flags are read onto before defaults are chosen: it refuses none, and what differs was given."""
 
 
 @dataclass(frozen=True)
@@ -88,32 +88,32 @@ class Default:
 
 
 @dataclass(frozen=True)
-class Facts:
-    """What is known of a run's model and data before it starts."""
+class RunTraits:
+    """Traits of a run's model and data that are known before it starts."""
 
     parameters: int
     positions: int | None
-    """Most tokens of prompt and completion together; None: no limit."""
+    """Maximum tokens of prompt and completion together; None: no limit."""
     thinks: bool
-    """Whether the chat template has the model think before it answers."""
+    """True if the chat template has the model think before it answers."""
     has_adapter: bool
-    """Whether a LoRA adapter is trained."""
+    """True if a LoRA adapter is trained."""
     prompt_tokens: int
     """Tokens of the longest prompt."""
     answer_tokens: int | None
     """Tokens of the longest reference answer; None if none is known."""
     is_literal: bool
-    """Whether a completion must be the answer and nothing else; one of several turns is more."""
+    """True if a completion must be the answer and nothing else; one of several turns is more."""
     problems: int | None
     """Number of training problems; None if endless."""
     held_out: int | None
     is_packed: bool = True
-    """Whether the model is read in packed passes."""
+    """True if the model is read in packed passes."""
     is_new: bool = False
-    """Whether nothing has trained the model's weights yet."""
+    """True if nothing has trained the model's weights yet."""
 
 
-def facts_of(config: RunConfig) -> Facts:
+def traits_of(config: RunConfig) -> RunTraits:
     """Read the model's config and tokenizer and the task's problems; no weights. ValueError says what is missing."""
     task, problems = config.task, _problems(config)
     if not problems:
@@ -122,7 +122,7 @@ def facts_of(config: RunConfig) -> Facts:
     tokenizer, reach = load_tokenizer(path), reach_of(read_config(path))
     answers = [text for problem in problems if (text := _answer(task, problem)) is not None]
     shape = skeleton(path)
-    return Facts(
+    return RunTraits(
         parameters=sum(each.numel() for each in shape.parameters()),
         positions=None if reach is None else reach.tokens,
         thinks=_thinks(tokenizer, problems[0]),
@@ -137,25 +137,25 @@ def facts_of(config: RunConfig) -> Facts:
     )
 
 
-def defaults_for(config: RunConfig, facts: Facts) -> list[Default]:
+def defaults_for(config: RunConfig, traits: RunTraits) -> list[Default]:
     """Defaults for what a config has from START; they suit what was given."""
-    batch, steps = _batch_size(facts), config.steps
+    batch, steps = _batch_size(traits), config.steps
     groups = config.training.groups
     if groups == START.training.groups:
-        groups = batch.groups if facts.problems is None else min(batch.groups, facts.problems)
-    rate = learning_rate(facts.parameters, has_adapter=facts.has_adapter, is_new=facts.is_new)
-    found = [_max_tokens(facts), rate, *_value(config, facts), *_batch(config, groups, batch, facts)]
+        groups = batch.groups if traits.problems is None else min(batch.groups, traits.problems)
+    rate = learning_rate(traits.parameters, has_adapter=traits.has_adapter, is_new=traits.is_new)
+    defaults = [_max_tokens(traits), rate, *_value(config, traits), *_batch(config, groups, batch, traits)]
     if steps == START.steps:
-        chosen = _steps(groups, facts)
-        found.append(chosen)
+        chosen = _steps(groups, traits)
+        defaults.append(chosen)
         assert isinstance(chosen.value, int)
         steps = chosen.value
     if not config.evaluation.problems:  # evaluation is switched off
-        return found
+        return defaults
     if steps >= 2 * EVALUATIONS:
         why = f"{EVALUATIONS} evaluations in the run, from which the best checkpoint is kept"
-        found.append(Default("evaluation.every", steps // EVALUATIONS, why))
-    return [*found, _evaluated(facts)]
+        defaults.append(Default("evaluation.every", steps // EVALUATIONS, why))
+    return [*defaults, _evaluated(traits)]
 
 
 def with_defaults(config: RunConfig, defaults: Sequence[Default]) -> RunConfig:
@@ -173,7 +173,7 @@ def with_defaults(config: RunConfig, defaults: Sequence[Default]) -> RunConfig:
 
 
 def kept(config: RunConfig, defaults: Sequence[Default]) -> list[Default]:
-    """Those that the config still has, after the user's flags."""
+    """The defaults that the config still has, after the user's flags."""
     return [each for each in defaults if _at(config, each.field) == each.value]
 
 
@@ -192,23 +192,23 @@ def _at(value: object, path: str) -> object:
 # One field each
 
 
-def _max_tokens(facts: Facts) -> Default:
-    answer = facts.answer_tokens
-    if facts.is_literal and answer is not None:
+def _max_tokens(traits: RunTraits) -> Default:
+    answer = traits.answer_tokens
+    if traits.is_literal and answer is not None:
         wanted = 8 * math.ceil((answer + 2) / 8)
         why = f"a completion must equal the answer, and the longest has {answer} tokens"
-    elif facts.thinks:
+    elif traits.thinks:
         wanted, why = THINKING, "the chat template has the model think before it answers"
     elif answer is not None and 2 * answer > REASONING:
         wanted = min(2 ** math.ceil(math.log2(2 * answer)), THINKING)
         why = f"room to reason; the longest answer in the data has {answer} tokens"
     else:
         wanted, why = REASONING, "room to reason before the answer"
-    if facts.positions is not None and facts.positions - facts.prompt_tokens < wanted:
-        wanted, why = facts.positions - facts.prompt_tokens, f"the longest prompt takes {facts.prompt_tokens}"
-        if wanted < facts.positions // 4:  # a few prompts are much too long: the run names them
-            wanted, why = max(1, facts.positions // 2), "half of them for the prompt"
-        why = f"the model has {facts.positions} positions; {why}"
+    if traits.positions is not None and traits.positions - traits.prompt_tokens < wanted:
+        wanted, why = traits.positions - traits.prompt_tokens, f"the longest prompt takes {traits.prompt_tokens}"
+        if wanted < traits.positions // 4:  # a few prompts are much too long: the run names them
+            wanted, why = max(1, traits.positions // 2), "half of them for the prompt"
+        why = f"the model has {traits.positions} positions; {why}"
     return Default("sampling.max_tokens", wanted, why)
 
 
@@ -236,29 +236,29 @@ def _rounded(rate: float) -> float:
     return float(f"{rate:.1e}")
 
 
-def _value(config: RunConfig, facts: Facts) -> list[Default]:
+def _value(config: RunConfig, traits: RunTraits) -> list[Default]:
     options = config.value_options
     if options is None:
         return []
-    found, form = list[Default](), options.form
-    if not facts.is_packed and form == ValueOptions().form:
+    defaults, form = list[Default](), options.form
+    if not traits.is_packed and form == ValueOptions().form:
         form = OwnModel()
         why = "a copy of the policy; layers of its own on the policy's trunk need a model that is read in packed passes"
-        found.append(Default("value.form", form, why))
-    if facts.has_adapter and options.learning_rate is None:
+        defaults.append(Default("value.form", form, why))
+    if traits.has_adapter and options.learning_rate is None:
         why = "that of the whole model times what suits a value model, which is trained without an adapter"
-        found.append(
-            Default("value.learning_rate", _rounded(form.pace * _whole_rate(facts.parameters, facts.is_new)), why)
+        defaults.append(
+            Default("value.learning_rate", _rounded(form.pace * _whole_rate(traits.parameters, traits.is_new)), why)
         )
-    return found
+    return defaults
 
 
-def _batch_size(facts: Facts) -> Batch:
-    return LARGE if facts.parameters >= LARGE_FROM else SMALL
+def _batch_size(traits: RunTraits) -> BatchSize:
+    return LARGE if traits.parameters >= LARGE_FROM else SMALL
 
 
-def _batch(config: RunConfig, groups: int, batch: Batch, facts: Facts) -> list[Default]:
-    few = facts.problems is not None and facts.problems < batch.groups
+def _batch(config: RunConfig, groups: int, batch: BatchSize, traits: RunTraits) -> list[Default]:
+    few = traits.problems is not None and traits.problems < batch.groups
     why = "the data has no more prompts" if few else "prompts per step"
     if batch is LARGE and not few:
         why += f"; a real model of 0.5 B rose faster with {LARGE.completions} completions than with {SMALL.completions}"
@@ -273,8 +273,8 @@ def _batch(config: RunConfig, groups: int, batch: Batch, facts: Facts) -> list[D
     return [*prompts, size, Default("training.minibatches", number, "updates per step")]
 
 
-def _steps(groups: int, facts: Facts) -> Default:
-    problems = facts.problems
+def _steps(groups: int, traits: RunTraits) -> Default:
+    problems = traits.problems
     if problems is None:
         return Default("steps", ENDLESS_STEPS, "the task generates problems without end")
     steps = min(max(math.ceil(problems / groups), FEWEST_STEPS), MOST_STEPS)
@@ -288,9 +288,9 @@ def _steps(groups: int, facts: Facts) -> Default:
     return Default("steps", steps, why)
 
 
-def _evaluated(facts: Facts) -> Default:
-    if facts.held_out is not None and facts.held_out <= EVALUATED:
-        return Default("evaluation.problems", max(1, facts.held_out), "all problems that are held out")
+def _evaluated(traits: RunTraits) -> Default:
+    if traits.held_out is not None and traits.held_out <= EVALUATED:
+        return Default("evaluation.problems", max(1, traits.held_out), "all problems that are held out")
     return Default("evaluation.problems", EVALUATED, "held-out problems: enough for an accuracy within about 7 points")
 
 
@@ -298,20 +298,20 @@ def _evaluated(facts: Facts) -> Default:
 
 
 def _answer(task: Task, problem: Problem) -> str | None:
-    """What a right completion may look like."""
+    """Example of a right completion; None if none is known."""
     known = task.reference(problem)
     return problem.answer if known is None and isinstance(problem.answer, str) else known
 
 
 def _thinks(tokenizer: PreTrainedTokenizerBase, problem: Problem) -> bool:
-    """Whether the problem is asked in a chat template that has the model think, and thinking is not switched off."""
+    """True if the problem is asked in a chat template that has the model think, and thinking is not switched off."""
     if isinstance(problem.prompt, str) or problem.chat_template_kwargs.get("enable_thinking") is False:
         return False
     return "<think>" in str(tokenizer.chat_template or "")
 
 
 def _is_literal(task: Task, problems: Sequence[Problem]) -> bool:
-    """Whether the grader rejects a reference answer with a sentence before it."""
+    """True if the grader rejects a reference answer with a sentence before it."""
     asked = [(problem, text) for problem in problems if (text := task.reference(problem)) is not None]
     with grading():
         alone = probed(task, asked)
@@ -331,7 +331,7 @@ def _problems(config: RunConfig) -> list[Problem]:
 
 
 def _longest_prompt(tokenizer: PreTrainedTokenizerBase, problems: Sequence[Problem], environment: object) -> int:
-    """As they are asked, such as with the tools that the policy may call."""
+    """Tokens of the longest prompt as it is asked, such as with the tools that the policy may call."""
     longest = sorted(problems, key=lambda problem: len(str(problem.prompt)))[-TOKENIZED:]
     lengths, refused = list[int](), None
     for problem in longest:

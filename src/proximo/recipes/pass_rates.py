@@ -50,13 +50,13 @@ def rate(
     samples: int,
     seed: int,
     settings: Mapping[str, Any],
-    told: Callable[[int, int], None] = lambda done, all: None,
+    progress: Callable[[int, int], None] = lambda done, all: None,
 ) -> Rated:
     """Rate all rows of a file and write them, with their rates, to `out`. The task must hold out everything, so that
     its held-out problems are the file's rows in order.
 
-    `settings` is what the rates depend on; a part that was rated with others is not continued. `told` is called with
-    the rows done so far and all of them.
+    `settings` is what the rates depend on; a part that was rated with others is not continued. `progress` is called
+    with the rows done so far and all of them.
     """
     rows = read_rows(task.path, Mistakes(), field="data")
     size = task.size("held_out")
@@ -64,12 +64,12 @@ def rate(
     problems = [task.problem(index, "held_out", seed) for index in range(size)]
     out = without_links(out)
     part = out.with_name(f"{out.name}.part.jsonl")
-    found = list(_so_far(part, settings, problems))
+    rated_rows = list(_so_far(part, settings, problems))
     ask = Ask(sampler, tokenizer, sampling, seed=seed, step=0, version=0)
     with appending(part) as file:
-        if not found and not part.stat().st_size:
+        if not rated_rows and not part.stat().st_size:
             file.write(to_line(settings))
-        for start in range(len(found), size, AT_ONCE):
+        for start in range(len(rated_rows), size, AT_ONCE):
             batch = problems[start : start + AT_ONCE]
             questions = [
                 Question(problem, Request(start + number, problem_tokens(tokenizer, problem), samples))
@@ -78,11 +78,11 @@ def rate(
             rollouts = graded(task, batch, play(SingleTurn(), questions, ask)).rollouts
             for problem, siblings in zip(batch, rollouts, strict=True):
                 share, scored = _share(siblings)
-                found.append((share, scored))
+                rated_rows.append((share, scored))
                 file.write(to_line({"problem": problem.id, PASS_RATE: share, SCORED: scored}))
             file.flush()
-            told(len(found), size)
-    rated = Rated([_with(row, *each) for row, each in zip(rows, found, strict=True)])
+            progress(len(rated_rows), size)
+    rated = Rated([_with(row, *each) for row, each in zip(rows, rated_rows, strict=True)])
     _write(out, rated.rows)
     remove(part)
     return rated
@@ -99,7 +99,7 @@ def refuse_out(out: Path) -> None:
 
 
 def _so_far(part: Path, settings: Mapping[str, Any], problems: Sequence[Problem]) -> Iterator[tuple[float | None, int]]:
-    """What an earlier attempt rated; its last line may be cut off. ValueError where it was of something else."""
+    """Read what an earlier attempt rated; its last line may be cut off. ValueError where it was of something else."""
     lines = read_file(part, LARGEST).splitlines(keepends=True) if part.exists() else []
     whole = [line for line in lines if line.endswith(b"\n")]
     if whole and to_row(whole[0]) != dict(settings):

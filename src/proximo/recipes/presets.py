@@ -33,7 +33,7 @@ class Preset:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class ComparisonPreset:
     """Configs by name; the first is the baseline."""
 
     name: str
@@ -58,18 +58,18 @@ def with_values(config: RunConfig) -> RunConfig:
 
 
 def ablated(algorithm: Algorithm) -> dict[str, Algorithm | None]:
-    """For each stage in which the algorithm differs from `Algorithm()`: the algorithm with that stage's default. None
-    where the stages contradict each other then, as a value loss does without an advantage that asks for values.
+    """The algorithm with the default of one stage, by each stage in which it differs from `Algorithm()`. None where the
+    stages contradict each other then, as a value loss does without an advantage that asks for values.
 
     Example: list(ablated(DAPO)) == ["shape", "keep", "gate", "weights"]
     """
     defaults = {each.name: getattr(Algorithm(), each.name) for each in fields(Algorithm)}
     changed = {name: default for name, default in defaults.items() if getattr(algorithm, name) != default}
-    found: dict[str, Algorithm | None] = dict.fromkeys(changed)
+    ablations: dict[str, Algorithm | None] = dict.fromkeys(changed)
     for name, default in changed.items():
         with suppress(ValueError):
-            found[name] = replace(algorithm, **{name: default})
-    return found
+            ablations[name] = replace(algorithm, **{name: default})
+    return ablations
 
 
 ARITHMETIC = RunConfig(
@@ -231,7 +231,7 @@ HALF_DEMO = 64_000
 """Tokens that GRPO samples in half of the demo's steps."""
 _HALF = replace(ARITHMETIC, evaluation=replace(ARITHMETIC.evaluation, every=5), max_generated_tokens=HALF_DEMO)
 
-FIVE = Comparison(
+FIVE = ComparisonPreset(
     "five",
     {
         "ppo": replace(_HALF, algorithm=PPO, value=PPO_ARITHMETIC.value),

@@ -18,7 +18,7 @@ from proximo.rewards.grading import Grading
 from proximo.rl.config import RunConfig
 from proximo.rl.progress import Progress
 from proximo.runs.files import METRICS
-from proximo.runs.health import COLLAPSE, Watch
+from proximo.runs.health import COLLAPSE, HealthMonitor
 from proximo.runs.log import RunLog
 from proximo.samplers.sampler import SamplerEvent
 from proximo.system.lines import JsonLines
@@ -42,7 +42,7 @@ class Monitor:
 
     def __init__(self, config: RunConfig, log: RunLog, progress: Progress, grading: Grading) -> None:
         self.log, self._progress, self._grading, self._stop_on = log, progress, grading, config.stop_on
-        self.watch = Watch()
+        self.health = HealthMonitor()
         self.failures = GraderFailureLimit(config.rewards.max_unscored, grading.failures)
         self.failed_episodes = GraderFailureLimit(1.0, grading.failed)
         self.clip_range = ClipRangeCheck(config.algorithm)
@@ -56,7 +56,7 @@ class Monitor:
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
         """Write a row of metrics, and report new findings."""
         self.log.metrics(step, values)
-        for finding in self.watch.look({"step": step, **values}):
+        for finding in self.health.update({"step": step, **values}):
             more = {
                 "rule": finding.rule,
                 "severity": finding.severity,
@@ -73,7 +73,7 @@ class Monitor:
     def remember(self, folder: Path) -> None:
         """Read the run's earlier rows after a resume, without reporting findings again."""
         for row in JsonLines(folder / METRICS).readable():
-            for check in (self.watch.look, self.clip_range.update, self.staleness.update):
+            for check in (self.health.update, self.clip_range.update, self.staleness.update):
                 check(row)
 
     def sampler_events(self, step: int, events: Sequence[SamplerEvent]) -> None:
@@ -106,7 +106,7 @@ class Monitor:
         """Say why the run ends here, if it collapsed and `stop_on` is set; `complaint`: of diverged updates."""
         if self._stop_on is None:
             return None
-        finding = next((standing for standing in self.watch.standing() if standing.rule in COLLAPSE), None)
+        finding = next((standing for standing in self.health.standing() if standing.rule in COLLAPSE), None)
         why = complaint if finding is None else f"{finding.rule}, {finding.message}"
         return None if why is None else f'the run ends here, as stop_on is "{self._stop_on}": {why}'
 

@@ -8,7 +8,7 @@ from typing import Any
 from proximo.rl.config import EvaluationOptions, RunConfig
 from proximo.rl.evaluate import since_best
 from proximo.runs.checkpointer import Checkpointer
-from proximo.runs.checkpoints import CHECKPOINTS, place, step_of
+from proximo.runs.checkpoints import CHECKPOINTS, checkpoint_path, step_of
 from proximo.runs.files import METRICS, RESULT
 from proximo.runs.records import Answered, Evaluation
 from proximo.runs.rollout_json import plain_answer, read_answers
@@ -44,7 +44,7 @@ def better_than_last(best: Best, after: Evaluation, answers: Sequence[Answered],
         return None
     if not -change["held_out/since_best"] > SURE * change["held_out/since_best_error"]:
         return None
-    return Better(place(Path(), best.step).name if best.step else "", best.evaluation.outcome, after.outcome)
+    return Better(checkpoint_path(Path(), best.step).name if best.step else "", best.evaluation.outcome, after.outcome)
 
 
 @dataclass(frozen=True)

@@ -31,14 +31,14 @@ from proximo.runs.evidence import skipped_updates
 from proximo.runs.ledger import entries
 from proximo.runs.records import Answered, Assembled, Collected, DataCursor, Evaluation
 from proximo.runs.rollouts import rollout_table
-from proximo.runs.session import Attempt, begin
+from proximo.runs.session import RunSession, open_session
 from proximo.runs.signals import Stopped
 from proximo.runs.state import RunState
 from proximo.tasks.sources.mixture import data_remarks
 from proximo.types import Batch
 
 
-def train(run: Run, session: Attempt | None = None, *, ends: Callable[[], bool] = lambda: False) -> RunResult:
+def train(run: Run, session: RunSession | None = None, *, ends: Callable[[], bool] = lambda: False) -> RunResult:
     """Train a run; resumes if the run folder has a checkpoint.
 
     `session`: the folder, where it has been taken already; its config must be the run's. `ends` is asked after each
@@ -46,7 +46,7 @@ def train(run: Run, session: Attempt | None = None, *, ends: Callable[[], bool] 
     """
     config, ended = run.config, ""
     with ExitStack() as until:
-        session = session or until.enter_context(begin(run.folder, toml.dumps(config)))
+        session = session or until.enter_context(open_session(run.folder, toml.dumps(config)))
         session.refuse_other_config(toml.dumps(config))
         if session.result is not None:
             return RunResult.from_dict(session.result, run.folder, run.task, config.seed)
@@ -107,7 +107,7 @@ def train_step(run: Run, index: int, cursor: DataCursor) -> Collected:
 # Before, between and after the steps
 
 
-def _started(run: Run, session: Attempt, saves: Checkpointer) -> RunState:
+def _started(run: Run, session: RunSession, saves: Checkpointer) -> RunState:
     """The state that a run begins with: of the checkpoint that it resumes from, or after its first evaluation."""
     refuse_fewer_steps(run.config, session.resume_from)
     # Nothing is written before this: a run that cannot be resumed, because too much was changed, stays as it is.

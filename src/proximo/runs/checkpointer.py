@@ -12,7 +12,7 @@ from torch import Tensor
 from proximo.learner.learner import Learner, PartState
 from proximo.learner.named_tensors import by_name, copy_named, parts_by_name, read_tensors, write_tensors
 from proximo.models.model_types import PreTrainedTokenizerBase
-from proximo.runs.checkpoints import CHECKPOINTS, STATE, Saver, place, retain, save
+from proximo.runs.checkpoints import CHECKPOINTS, STATE, Saver, checkpoint_path, retain, save
 from proximo.runs.log import RunLog
 from proximo.runs.options import CheckpointOptions
 from proximo.runs.records import Pending
@@ -29,7 +29,7 @@ class HasPending(Protocol):
 
     @property
     def older_weights(self) -> OlderWeights:
-        """What they keep of the older weights that later steps are sampled with."""
+        """State of the older weights that later steps are sampled with."""
         ...
 
     def pending(self) -> Pending: ...
@@ -168,7 +168,7 @@ class Checkpointer:
             self._retain(state)
 
     def path(self, step: int) -> Path:
-        return place(self._log.folder / CHECKPOINTS, step)
+        return checkpoint_path(self._log.folder / CHECKPOINTS, step)
 
     def _write(self, state: RunState) -> None:
         sizes = self._log.settle()

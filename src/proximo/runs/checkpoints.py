@@ -22,15 +22,17 @@ MAX_FAILURES = 3
 """Number of failed saves in a row after which the run stops."""
 
 
-def place(folder: Path, step: int) -> Path:
+def checkpoint_path(folder: Path, step: int) -> Path:
     return folder / f"step-{step:06d}"
 
 
-def saved(folder: Path, most: int | None = None) -> list[Path]:
+def saved(folder: Path, max_step: int | None = None) -> list[Path]:
     """All folders named like a checkpoint, highest step first; those of later steps than `most` are left out."""
 
-    found = [folder / name for name in names(folder) if re.fullmatch(r"step-[0-9]{1,18}", name)]
-    return sorted((path for path in found if most is None or step_of(path) <= most), key=lambda path: -step_of(path))
+    folders = [folder / name for name in names(folder) if re.fullmatch(r"step-[0-9]{1,18}", name)]
+    return sorted(
+        (path for path in folders if max_step is None or step_of(path) <= max_step), key=lambda path: -step_of(path)
+    )
 
 
 def step_of(path: Path) -> int:
@@ -46,8 +48,8 @@ def newest_valid(
         if wrong := complaints(path):
             more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
             passed_over.append(f"{path} is damaged ({'; '.join(wrong[:3])}{more})")
-        elif (found := complaint(path)) is not None:
-            passed_over.append(f"{path} cannot be resumed from: {found}")
+        elif (refused := complaint(path)) is not None:
+            passed_over.append(f"{path} cannot be resumed from: {refused}")
         else:
             return path, passed_over
     return None, passed_over
@@ -70,7 +72,7 @@ def save(
 ) -> Path:
     """Write the run's `checkpoints/step-N`, with the model that `save_model` writes. If that fails, raises OSError and
     changes nothing."""
-    target = place(folder / CHECKPOINTS, step)
+    target = checkpoint_path(folder / CHECKPOINTS, step)
     write_checkpoint(target, save_model, tokenizer, write_state, more)
     return target
 
@@ -108,8 +110,8 @@ class Saver:
         self._log, self._say, self._failures = log, say, 0
 
     def save(self, step: int, write: Callable[[], None], *, last: bool = False, again: bool = True) -> bool:
-        """Whether it worked. Raises OSError if the last save of a run fails, or too many in a row did. `again`:
-        whether there will be another save."""
+        """Save by calling `write`; returns whether that worked. Raises OSError if the last save of a run fails, or too
+        many in a row did. `again`: whether there will be another save."""
         try:
             write()
         except OSError as error:

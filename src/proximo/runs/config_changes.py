@@ -1,4 +1,4 @@
-"""Whether a resumed run is still the same run: compares its config field by field, and the files it names."""
+"""Check that a resumed run is still the same run: compares its config field by field, and the files it names."""
 
 import glob
 import hashlib
@@ -32,47 +32,47 @@ MISSING = object()
 def differences(old_toml: str, new_toml: str) -> dict[str, str]:
     """Fields that differ and may not change without permission, with the old and the new value."""
     old, new = dict(flat(completed(old_toml))), dict(flat(tomllib.loads(new_toml)))
-    found = {}
+    changes = {}
     for field in sorted(old.keys() | new.keys()):
         before = old.get(field, added_later(field, MISSING))
         after = new.get(field, MISSING)
         if (before != after or type(before) is not type(after)) and not _is_free(field):
-            found[field] = f"was {_shown(before)}, now {_shown(after)}"
-    return found
+            changes[field] = f"was {_shown(before)}, now {_shown(after)}"
+    return changes
 
 
 def fingerprints(config_toml: str) -> dict[str, str]:
     """SHA-256 of the files that a config names, by field: data, models, and code (not what that imports), which is any
     value like file.py:Name, package.module:Name or file.py. A model that is not in a folder has none."""
-    found = {}
+    hashes = {}
     for field, value in _texts(config_toml):
         if not value:  # names nothing; as a path it would be the current folder
             continue
         if not _is_function(field, value) and (file := _code_file(value)) is not None:
-            found[field] = file_hash(without_links(file))
+            hashes[field] = file_hash(without_links(file))
         elif field.endswith(".rubric") and is_rubric_file(value):
-            found[field] = file_hash(without_links(Path(value).expanduser()))
+            hashes[field] = file_hash(without_links(Path(value).expanduser()))
         elif field.rpartition(".")[2] in NAMES_FILES:
             path = Path(value) if Path(value).is_file() else Path(resolve(value))
             if glob.has_magic(value) and hub_data(value) is None:
                 files = sorted(glob.glob(value))
-                found[field] = hashlib.sha256(
+                hashes[field] = hashlib.sha256(
                     "".join(file_hash(without_links(file)) for file in files).encode()
                 ).hexdigest()
             elif path.is_file():
-                found[field] = file_hash(without_links(path))
+                hashes[field] = file_hash(without_links(path))
             elif path.is_dir():
-                found[field] = folder_hash(without_links(path))
-    return found
+                hashes[field] = folder_hash(without_links(path))
+    return hashes
 
 
 def function_fingerprints(config_toml: str) -> dict[str, str]:
     """SHA-256 of the files that define a config's functions, by field; not of what those import."""
-    found = {}
+    hashes = {}
     for field, value in _texts(config_toml):
         if _is_function(field, value) and (file := named_file(value)) is not None:
-            found[field] = file_hash(without_links(file))
-    return found
+            hashes[field] = file_hash(without_links(file))
+    return hashes
 
 
 def _texts(config_toml: str) -> Iterator[tuple[str, str]]:
@@ -103,34 +103,34 @@ def folder_hash(folder: Path) -> str:
 def changed_files(old: Mapping[str, str], new: Mapping[str, str], config_toml: str) -> dict[str, str]:
     """Fields whose files have changed, which are named, or are missing."""
     named = dict(_texts(config_toml))
-    found = {}
+    changes = {}
     for field in [field for field in old if old[field] != new.get(field)]:
         if named.get(field) == "":  # earlier versions noted a hash of the current folder
             continue
         value = named.get(field, "")
         is_code = not value.endswith(".py") and _code_file(value) is not None
-        found[field] = (
+        changes[field] = (
             f"({value.rpartition(':')[0] if is_code else value}) {CHANGED}" if field in new else "its files are missing"
         )
-    return found
+    return changes
 
 
-def refuse_changes(folder: Path, found: Mapping[str, str], allowed: Sequence[str] | None, known: str) -> None:
+def refuse_changes(folder: Path, changes: Mapping[str, str], allowed: Sequence[str] | None, known: str) -> None:
     """Raise ValueError for differences that are not allowed. `known` is a config with all fields. `allowed` is None if
     the command has no flag to allow changes."""
     if allowed is None:
-        if found:
-            lines = [f"  {field} {what}" for field, what in found.items()]
+        if changes:
+            lines = [f"  {field} {what}" for field, what in changes.items()]
             raise ValueError(
                 f"`run={folder}` holds a run with another config. Use its config, or choose another name:\n"
                 + "\n".join(lines)
             )
         return
-    fields = {field for field, _ in flat(tomllib.loads(known))} | found.keys()
+    fields = {field for field, _ in flat(tomllib.loads(known))} | changes.keys()
     for name in allowed:
         if not any(_covers([name], field) for field in fields):
             raise ValueError(f"`allow_change={[name]}`: the config has no such field")
-    refused = {field: what for field, what in found.items() if not _covers(allowed, field)}
+    refused = {field: what for field, what in changes.items() if not _covers(allowed, field)}
     if not refused:
         return
     data = [field for field, what in refused.items() if _is_data(field) and what.endswith(CHANGED)]
@@ -182,7 +182,7 @@ def _is_free(field: str) -> bool:
 
 
 def _covers(names: Sequence[str], field: str) -> bool:
-    """Whether one of the names is this field or a table that contains it."""
+    """True if one of the names is this field or a table that contains it."""
     return any(field == name or field.startswith((f"{name}.", f"{name}[")) for name in names)
 
 

@@ -35,7 +35,7 @@ def write_evidence(folder: Path, step: int, number: int, batch: Batch, update: U
     skipped = update.skipped
     assert skipped is not None
     rows = [_row(batch, int(update.rows[row]), update.logprobs[row]) for row in skipped.rows.tolist()]
-    found = {
+    content = {
         "step": step,
         "update": number,
         "reason": skipped.reason,
@@ -48,7 +48,7 @@ def write_evidence(folder: Path, step: int, number: int, batch: Batch, update: U
     name = f"{EVIDENCE}/step-{step:06d}-update-{number}.json"
     try:
         make_folder((folder / name).parent)
-        write_file(folder / name, (json.dumps(found, indent=1, allow_nan=False) + "\n").encode())
+        write_file(folder / name, (json.dumps(content, indent=1, allow_nan=False) + "\n").encode())
     except OSError as error:  # a full disk should not stop training
         return f"no file: it could not be written ({error})"
     return name

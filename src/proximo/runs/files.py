@@ -7,7 +7,7 @@ from proximo.system.opening import names, refuse_foreign
 
 METRICS, EVENTS, TIMINGS, ROLLOUTS = "metrics.jsonl", "events.jsonl", "timings.jsonl", "rollouts"
 TIMELINE = "timeline.jsonl"
-"""When learner, ranks and engines did what, a row for each step."""
+"""Time line of the learner, ranks and engines, a row for each step."""
 LEDGER = "ledger.jsonl"
 NUMBERS, LOGS = (METRICS, LEDGER), (METRICS, LEDGER, EVENTS, TIMINGS, TIMELINE)
 """The logs that a run's numbers are in, which a resume cuts back; and all logs."""
@@ -29,8 +29,8 @@ FOLDERS = (CHECKPOINTS, POINTS, ROLLOUTS, EVIDENCE, VERDICTS)
 
 def stored_steps(run: Path) -> list[int]:
     """Steps with stored rollouts, in order."""
-    found = (re.fullmatch(r"step-([0-9]{1,18})\.parquet", name) for name in names(run / ROLLOUTS))
-    return sorted(int(match[1]) for match in found if match)
+    matches = (re.fullmatch(r"step-([0-9]{1,18})\.parquet", name) for name in names(run / ROLLOUTS))
+    return sorted(int(match[1]) for match in matches if match)
 
 
 def refuse_foreign_files(run: Path) -> None:

@@ -12,10 +12,10 @@ from typing import Any
 from proximo.learner.named_tensors import read_tensors, write_tensors
 from proximo.learner.optimizer import MASTER
 from proximo.rewards.judges.judge import FOLDER as VERDICTS
-from proximo.runs.checkpoints import CHECKPOINTS, STATE, place, saved, step_of
+from proximo.runs.checkpoints import CHECKPOINTS, STATE, checkpoint_path, saved, step_of
 from proximo.runs.config_changes import differences
 from proximo.runs.files import CONFIG, EVENTS, TIMELINE, TIMINGS, refuse_foreign_files
-from proximo.runs.log import RunLog, facts, files_of_steps, is_up_to
+from proximo.runs.log import RunLog, files_of_steps, is_up_to, process_details
 from proximo.runs.run_json import config_damage, lost_rows, other_code, read_record, refuse_format
 from proximo.runs.state import read_origin
 from proximo.system.folders import MANIFEST, complaints, new_folder, write_folder
@@ -36,17 +36,17 @@ def checkpoint_at(run: Path, step: int | None) -> Path:
     if damage := config_damage(run, record):
         raise ValueError(f"{run}: {damage}")
     wrong = {path: complaints(path) for path in saved(run / CHECKPOINTS)}
-    steps = sorted(step_of(path) for path, found in wrong.items() if not found)
+    steps = sorted(step_of(path) for path, faults in wrong.items() if not faults)
     if not steps:
         raise ValueError(f"{run} has no checkpoint to fork from: a run saves one every `checkpoints.every` steps")
     if step is not None and step not in steps:
-        damaged = wrong.get(place(run / CHECKPOINTS, step))
+        damaged = wrong.get(checkpoint_path(run / CHECKPOINTS, step))
         why = f"is damaged ({damaged[0]})" if damaged else "is not there"
         raise ValueError(
             f"the checkpoint after step {step} of {run} {why}; there are those after {', '.join(map(str, steps))}. "
             "More of them stay with `checkpoints.every` and `checkpoints.keep`"
         )
-    return place(run / CHECKPOINTS, steps[-1] if step is None else step)
+    return checkpoint_path(run / CHECKPOINTS, steps[-1] if step is None else step)
 
 
 def fork(run: Path, folder: Path, checkpoint: Path, *, fresh_optimizer: bool = False) -> str | None:
@@ -67,13 +67,13 @@ def fork(run: Path, folder: Path, checkpoint: Path, *, fresh_optimizer: bool = F
         raise ValueError(f"{run}/{lost[0]}: restore the complete file")
     with new_folder(folder) as partial:
         _copy_rows(run, partial, checkpoint)
-        target = place(partial / CHECKPOINTS, step_of(checkpoint))
+        target = checkpoint_path(partial / CHECKPOINTS, step_of(checkpoint))
         log = RunLog(partial, identity=record["identity"])
         write_folder(target, lambda path: _copy_checkpoint(checkpoint, path, fresh_optimizer), log.standing())
         copy_file(run / CONFIG, partial / CONFIG)
         # The machine stays the run's: other numbers of threads would change the last digits.
-        own = record | facts() | {"machine": record["machine"], "attempts": [], FORK: whole}
-        log.record(own)
+        new_record = record | process_details() | {"machine": record["machine"], "attempts": [], FORK: whole}
+        log.record(new_record)
     return other_code(record["attempts"])
 
 
@@ -99,14 +99,14 @@ def changes(folder: Path, config_toml: str) -> list[str] | None:
 
 def parent_of(folder: Path, record: Mapping[str, Any]) -> tuple[Path, int] | None:
     """The run that a fork comes from, and the step after which it begins; None of a run that is no fork."""
-    found = record.get(FORK)
-    if not isinstance(found, dict) or not isinstance(found.get("of"), str) or not isinstance(found.get("step"), int):
+    origin = record.get(FORK)
+    if not isinstance(origin, dict) or not isinstance(origin.get("of"), str) or not isinstance(origin.get("step"), int):
         return None
-    return Path(os.path.normpath(folder / found["of"])), found["step"]
+    return Path(os.path.normpath(folder / origin["of"])), origin["step"]
 
 
 def _copy_rows(run: Path, target: Path, checkpoint: Path) -> None:
-    """Everything that was written up to a checkpoint."""
+    """Copy the rows and files that were written up to a checkpoint."""
     _, sizes = read_origin(checkpoint / STATE)
     for name, size in sizes.items():
         if size:

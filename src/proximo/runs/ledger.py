@@ -48,20 +48,20 @@ def entries(
     size: int | None,
 ) -> list[Entry]:
     """The entries of one step: for the groups that it drew, and those that were carried over to it."""
-    found: dict[int, tuple[Group, State]] = {}
+    groups: dict[int, tuple[Group, State]] = {}
     for group in collected.dropped:
-        found[_ordinal(group)] = group, "unscored" if _is_unscored(group) else "filtered"
+        groups[_ordinal(group)] = group, "unscored" if _is_unscored(group) else "filtered"
     # After the dropped groups, since the same prompt may have been sampled again and kept.
     present, learned = _learned(assembled, updates)
     for number, group in enumerate(collected.groups):
         state: State = "trained" if number in learned else "abandoned" if number in present else "unscored"
-        found[_ordinal(group)] = group, state
+        groups[_ordinal(group)] = group, state
     known = {group.ordinal for group in before.carried}
     for group in collected.cursor.carried:
         if group.ordinal not in known:
-            found[_ordinal(group)] = group, "carried"
+            groups[_ordinal(group)] = group, "carried"
     ended: dict[int, tuple[Problem, State]] = {
-        ordinal: (group.problem, state) for ordinal, (group, state) in found.items()
+        ordinal: (group.problem, state) for ordinal, (group, state) in groups.items()
     }
     ended |= {ordinal: (problem, "passed_over") for ordinal, problem in collected.passed_over}
     ended |= {ordinal: (problem, "carried") for ordinal, problem in collected.late}

@@ -63,7 +63,7 @@ class RunLog:
         """Step of the last metrics row."""
         self._prefixes = {name: PrefixHash(folder / name) for name in LOGS}
         self.known: Mapping[str, tuple[int, str]] = {}
-        """By log: how long it was when the checkpoint to resume from was saved, and its SHA-256."""
+        """Length of each log when the checkpoint to resume from was saved, and its SHA-256."""
 
     def start(self, config_toml: str, record: Mapping[str, object] | None = None) -> None:
         """`record` is the content of run.json; None: the facts about this process.
@@ -71,7 +71,7 @@ class RunLog:
         A folder is a run once it has a run.json, so that is written last; a changed config is recorded there first.
         """
         make_folder(self.folder)
-        record, config = facts() if record is None else record, self.folder / "config.toml"
+        record, config = process_details() if record is None else record, self.folder / "config.toml"
         if (self.folder / "run.json").exists():
             self.record(record)
             write_file(config, config_toml.encode())
@@ -99,7 +99,8 @@ class RunLog:
             self._append(TIMELINE, {"step": step, **row})
 
     def event(self, step: int, kind: str, message: str, **more: str | float) -> None:
-        """`more` has the other fields of a finding: rule, severity, remedy and show; or numbers of an event."""
+        """Write an event. `more` has the other fields of a finding (rule, severity, remedy and show), or an event's
+        numbers."""
         row = {"step": step, "attempt": self.attempt, "kind": kind, "message": masked(message), **more}
         with self._tolerating_failures():
             self._tell_failure()
@@ -129,8 +130,8 @@ class RunLog:
         return {file.path.name: file.size for file in files}
 
     def standing(self) -> dict[str, object]:
-        """What the manifest of a checkpoint that is saved now says: whose it is, the size and SHA-256 of each log, and
-        the first and last of the steps in a row that have rollouts."""
+        """Content for the manifest of a checkpoint that is saved now: whose it is, the size and SHA-256 of each log,
+        and the first and last of the steps in a row that have rollouts."""
         sizes = {name: JsonLines(self.folder / name).size for name in LOGS}
         logs = {name: {"size": size, "sha256": self._prefixes[name].up_to(size)} for name, size in sizes.items()}
         return {"run": self.identity, "logs": logs, "rollouts": ranges(stored_steps(self.folder))}
@@ -214,23 +215,23 @@ def ranges(steps: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def is_altered(path: Path, known: tuple[int, str] | None) -> bool:
-    """Whether a log's first bytes, of which the size and the SHA-256 are known, are others now."""
+    """True if a log's first bytes, of which the size and the SHA-256 are known, are others now."""
     return known is not None and JsonLines(path).size >= known[0] and PrefixHash(path).up_to(known[0]) != known[1]
 
 
 def files_of_steps(folder: Path) -> list[Path]:
     """Rollouts and evidence of a run, one file for each step or update."""
-    inside = (folder / ROLLOUTS, folder / EVIDENCE)
-    return [place / name for place in inside for name in names(place) if name.startswith("step-")]
+    parents = (folder / ROLLOUTS, folder / EVIDENCE)
+    return [parent / name for parent in parents for name in names(parent) if name.startswith("step-")]
 
 
 def is_up_to(file: Path, step: int) -> bool:
-    """Whether one of these is of this step or an earlier one; False if its name is none that a run writes."""
-    found = re.fullmatch(r"step-([0-9]{1,18})(\.parquet|-update-[0-9]+\.json)", file.name)
-    return found is not None and int(found[1]) <= step
+    """True if one of these is of this step or an earlier one; False if its name is none that a run writes."""
+    match = re.fullmatch(r"step-([0-9]{1,18})(\.parquet|-update-[0-9]+\.json)", file.name)
+    return match is not None and int(match[1]) <= step
 
 
-def facts() -> dict[str, object]:
+def process_details() -> dict[str, object]:
     """Versions, machine and command line of this process, for run.json."""
     return {
         "argv": without_secrets(sys.argv),

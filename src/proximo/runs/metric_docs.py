@@ -243,5 +243,5 @@ def stage_meaning(name: str) -> str | None:
 
 
 def is_taken(name: str) -> bool:
-    """Whether a run computes a number of this name itself, so that no piece may log another under it."""
+    """True if a run computes a number of this name itself, so that no piece may log another under it."""
     return name in RENAMED or (meaning(name) is not None and name not in OF_GATES)

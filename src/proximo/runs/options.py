@@ -1,18 +1,18 @@
-"""When a run is saved."""
+"""Options of saving a run."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class CheckpointOptions:
-    """When checkpoints are written and which are kept. These options do not change a run's results."""
+    """Times at which checkpoints are written, and which are kept. These options do not change a run's results."""
 
     every: int = 10
     """Steps between checkpoints; at most this many repeat after a crash. The last step is always saved."""
     keep: int = 2
     """Number of newest checkpoints kept; if one is damaged, a resume uses the one before it."""
     keep_best: bool = True
-    """Whether to also keep the checkpoint with the best evaluation.metric; see evaluation.every."""
+    """Keep the checkpoint with the best evaluation.metric, too; see evaluation.every."""
 
     def __post_init__(self) -> None:
         if self.every < 1 or self.keep < 1:

@@ -36,11 +36,11 @@ class Active:
     passed: int
     """Number of younger groups that were trained before it."""
     is_noted: bool
-    """Whether the ledger says that it was carried over."""
+    """True if the ledger says that it was carried over."""
     group: Group | None
-    """Its rollouts; None while it is sampled."""
+    """Rollouts of the group; None while it is sampled."""
     begun: tuple[Begun, ...] = ()
-    """What has been sampled of it, while it is sampled."""
+    """Completions begun so far, while it is sampled."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class Collected:
 
 @dataclass(frozen=True)
 class Pending:
-    """What is sampled for later steps, between two steps."""
+    """Rollouts for later steps, sampled or being sampled, between two steps."""
 
     ahead: Sequence[Collected] = ()
     """Rollouts of the next steps that are sampled and graded already, in order."""
@@ -143,12 +143,12 @@ class Evaluation:
 
     @property
     def is_share(self) -> bool:
-        """Whether accuracy is enough, because each outcome is 1 or 0."""
+        """True if accuracy is enough, because each outcome is 1 or 0."""
         return self.outcome == self.accuracy
 
     def floats(self) -> dict[str, float]:
         flat = asdict(self) | {f"parts/{name}": value for name, value in self.parts.items()}
-        flat |= {f"{source}/{name}": value for source, own in self.sources.items() for name, value in own.items()}
+        flat |= {f"{source}/{name}": value for source, values in self.sources.items() for name, value in values.items()}
         nested = ("parts", "sources")
         return {f"held_out/{name}": value for name, value in flat.items() if value is not None and name not in nested}
 
@@ -161,7 +161,7 @@ class Evaluation:
 
     @classmethod
     def none(cls) -> "Evaluation":
-        """Of a run that is not evaluated."""
+        """Evaluation of a run that is not evaluated."""
         unknown = math.nan
         return cls(unknown, 0.0, 1.0, problems=0, unscored=0, outcome=unknown, reward=unknown)
 

@@ -18,10 +18,10 @@ from proximo.system.parquet import TableLimits, open_parquet
 MAX_FILE = 4 << 30
 """Maximum size of a rollout file."""
 FREE = TableLimits(rows=1 << 14, values=1 << 26, size=1 << 30)
-"""What a file of any size may hold: 512 completions of 4,096 tokens have a tenth of a billion bytes, and fewer values
-than this."""
+"""Limits of a file of any size: 512 completions of 4,096 tokens have a tenth of a billion bytes, and fewer values than
+this."""
 BYTES_PER_ROW, VALUES_PER_BYTE, UNPACKED = 32, 16, 64
-"""What a larger file may hold: a row for each 32 of its bytes, 16 values and 64 bytes of values for each. Real ones
+"""Limits of a larger file: a row for each 32 of its bytes, 16 values and 64 bytes of values for each. Real ones
 have a tenth of that."""
 
 
@@ -47,8 +47,8 @@ def rollouts(path: Path) -> Iterator[pq.ParquetFile]:
 
 
 def read_columns(path: Path, names: Sequence[str] | None = None) -> pa.Table:
-    """Those of these columns that a step's file has, checked whole; None: all. OSError or ValueError, in one line, if
-    the file cannot be read.
+    """The columns of these names that a step's file has, checked whole; None: all. OSError or ValueError, in one line,
+    if the file cannot be read.
 
     Example: read_columns(Path("runs/a/rollouts/step-000010.parquet"), ["text", "reward"]).to_pylist()
     """

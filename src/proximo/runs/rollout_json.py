@@ -15,7 +15,7 @@ from proximo.types import Completion, Grade, Group, Problem, Rollout, Turn
 
 
 @dataclass(frozen=True)
-class Asked:
+class ProblemLookup:
     """Gives a stored rollout's problem; ValueError where it is no longer the same."""
 
     task: Task
@@ -32,44 +32,44 @@ class Asked:
 
 
 def _rollout(completion: Completion, grade: Grade) -> dict[str, Any]:
-    facts = {name: value for name, value in vars(completion).items() if name not in ("routes", "prompt_routes")}
-    facts["turns"] = [asdict(turn) for turn in completion.turns]  # not of all: it would copy each token for itself
+    values = {name: value for name, value in vars(completion).items() if name not in ("routes", "prompt_routes")}
+    values["turns"] = [asdict(turn) for turn in completion.turns]  # not of all: it would copy each token for itself
     for name in ("versions", "turns"):
-        if not facts[name]:
-            del facts[name]
+        if not values[name]:
+            del values[name]
     steps = {"steps": grade.steps} if grade.steps else {}
-    return facts | {"outcome": grade.outcome, "parts": dict(grade.parts), **steps}
+    return values | {"outcome": grade.outcome, "parts": dict(grade.parts), **steps}
 
 
-def _read_rollout(facts: Mapping[str, Any], **routes: Tensor | None) -> Rollout:
+def _read_rollout(values: Mapping[str, Any], **routes: Tensor | None) -> Rollout:
     completion = Completion(
-        tokens=tuple(facts["tokens"]),
-        logprobs=tuple(facts["logprobs"]),
-        text=facts["text"],
-        finish=facts["finish"],
-        version=facts["version"],
-        entropies=tuple(facts.get("entropies", ())),  # earlier versions did not keep them
-        sampled=tuple(facts.get("sampled", ())),  # earlier versions knew sampled tokens only
-        versions=tuple(facts.get("versions", ())),
-        turns=tuple(Turn(**each) for each in facts.get("turns", ())),
+        tokens=tuple(values["tokens"]),
+        logprobs=tuple(values["logprobs"]),
+        text=values["text"],
+        finish=values["finish"],
+        version=values["version"],
+        entropies=tuple(values.get("entropies", ())),  # earlier versions did not keep them
+        sampled=tuple(values.get("sampled", ())),  # earlier versions knew sampled tokens only
+        versions=tuple(values.get("versions", ())),
+        turns=tuple(Turn(**each) for each in values.get("turns", ())),
         **routes,
     )
-    steps = tuple((end, reward) for end, reward in facts.get("steps", ()))
-    return Rollout(completion, Grade(facts["outcome"], facts["parts"], steps=steps), facts.get("sample"))
+    steps = tuple((end, reward) for end, reward in values.get("steps", ()))
+    return Rollout(completion, Grade(values["outcome"], values["parts"], steps=steps), values.get("sample"))
 
 
-def read_answers(facts: Sequence[Mapping[str, Any]], task: Task, seed: int) -> list[Answered]:
+def read_answers(answers: Sequence[Mapping[str, Any]], task: Task, seed: int) -> list[Answered]:
     """An evaluation's answers from the plain values of `plain_answer`."""
-    return [_read_answer(index, each, Asked(task, seed)) for index, each in enumerate(facts)]
+    return [_read_answer(index, each, ProblemLookup(task, seed)) for index, each in enumerate(answers)]
 
 
 def plain_answer(answered: Answered) -> dict[str, Any]:
     return {"problem": answered.problem.id, **_rollout(answered.completion, answered.grade)}
 
 
-def _read_answer(index: int, facts: Mapping[str, Any], asked: Asked) -> Answered:
-    rollout = _read_rollout(facts)
-    return Answered(asked(index, "held_out", facts["problem"]), rollout.completion, rollout.grade)
+def _read_answer(index: int, values: Mapping[str, Any], lookup: ProblemLookup) -> Answered:
+    rollout = _read_rollout(values)
+    return Answered(lookup(index, "held_out", values["problem"]), rollout.completion, rollout.grade)
 
 
 def plain_group(group: Group, routes: dict[str, Tensor], prefix: str = "") -> dict[str, Any]:
@@ -89,18 +89,20 @@ def plain_group(group: Group, routes: dict[str, Tensor], prefix: str = "") -> di
     }
 
 
-def read_group(facts: Mapping[str, Any], asked: Asked, routes: Mapping[str, Tensor], prefix: str = "") -> Group:
-    ordinal = facts["ordinal"]
+def read_group(
+    values: Mapping[str, Any], lookup: ProblemLookup, routes: Mapping[str, Tensor], prefix: str = ""
+) -> Group:
+    ordinal = values["ordinal"]
     rollouts = [
         _read_rollout(
             each,
             routes=routes.get(f"{prefix}{ordinal}.{number}.routes"),
             prompt_routes=routes.get(f"{prefix}{ordinal}.{number}.prompt_routes"),
         )
-        for number, each in enumerate(facts["rollouts"])
+        for number, each in enumerate(values["rollouts"])
     ]
-    problem = asked(ordinal, "train", facts["problem"])
-    return Group(problem, tuple(facts["prompt_tokens"]), tuple(rollouts), ordinal=ordinal)
+    problem = lookup(ordinal, "train", values["problem"])
+    return Group(problem, tuple(values["prompt_tokens"]), tuple(rollouts), ordinal=ordinal)
 
 
 def plain_collected(collected: Collected, routes: dict[str, Tensor], prefix: str) -> dict[str, Any]:
@@ -108,7 +110,7 @@ def plain_collected(collected: Collected, routes: dict[str, Tensor], prefix: str
     so that each list has a prefix of its own."""
     lists = {"groups": collected.groups, "dropped": collected.dropped, "carried": collected.cursor.carried}
     return {
-        name: [plain_group(each, routes, f"{prefix}{name}.{place}.") for place, each in enumerate(groups)]
+        name: [plain_group(each, routes, f"{prefix}{name}.{index}.") for index, each in enumerate(groups)]
         for name, groups in lists.items()
     } | {
         "next_problem": collected.cursor.next_problem,
@@ -119,39 +121,41 @@ def plain_collected(collected: Collected, routes: dict[str, Tensor], prefix: str
     }
 
 
-def read_collected(facts: Mapping[str, Any], asked: Asked, routes: Mapping[str, Tensor], prefix: str) -> Collected:
+def read_collected(
+    values: Mapping[str, Any], lookup: ProblemLookup, routes: Mapping[str, Tensor], prefix: str
+) -> Collected:
     """A step's rollouts from the plain values of `plain_collected`."""
     groups, dropped, carried = (
-        tuple(read_group(each, asked, routes, f"{prefix}{name}.{place}.") for place, each in enumerate(facts[name]))
+        tuple(read_group(each, lookup, routes, f"{prefix}{name}.{index}.") for index, each in enumerate(values[name]))
         for name in ("groups", "dropped", "carried")
     )
     return Collected(
         groups=groups,
         dropped=dropped,
-        cursor=DataCursor(facts["next_problem"], carried, facts["rates"]),
-        passed_over=tuple((ordinal, asked(ordinal, "train", known)) for ordinal, known in facts["passed_over"]),
-        rounds=facts["rounds"],
-        sampled_tokens=facts["sampled_tokens"],
+        cursor=DataCursor(values["next_problem"], carried, values["rates"]),
+        passed_over=tuple((ordinal, lookup(ordinal, "train", known)) for ordinal, known in values["passed_over"]),
+        rounds=values["rounds"],
+        sampled_tokens=values["sampled_tokens"],
     )
 
 
 def plain_active(active: Active, routes: dict[str, Tensor]) -> dict[str, Any]:
     """Plain values of a group in flight."""
     group = None if active.group is None else plain_group(active.group, routes)
-    facts = {name: getattr(active, name) for name in ("ordinal", "step", "version", "passed", "is_noted")}
+    values = {name: getattr(active, name) for name in ("ordinal", "step", "version", "passed", "is_noted")}
     begun = [dict(vars(each)) for each in active.begun]
-    return facts | {"problem": active.problem.id, "group": group, **({"begun": begun} if begun else {})}
+    return values | {"problem": active.problem.id, "group": group, **({"begun": begun} if begun else {})}
 
 
-def read_active(facts: Mapping[str, Any], asked: Asked, routes: Mapping[str, Tensor]) -> Active:
+def read_active(values: Mapping[str, Any], lookup: ProblemLookup, routes: Mapping[str, Tensor]) -> Active:
     """A group in flight from the plain values of `plain_active`."""
-    problem = asked(facts["ordinal"], "train", facts["problem"])
-    group = None if facts["group"] is None else read_group(facts["group"], asked, routes)
-    numbers = {name: facts[name] for name in ("ordinal", "step", "version", "passed", "is_noted")}
-    begun = tuple(_read_begun(each) for each in facts.get("begun", ()))  # earlier versions sampled them again
+    problem = lookup(values["ordinal"], "train", values["problem"])
+    group = None if values["group"] is None else read_group(values["group"], lookup, routes)
+    numbers = {name: values[name] for name in ("ordinal", "step", "version", "passed", "is_noted")}
+    begun = tuple(_read_begun(each) for each in values.get("begun", ()))  # earlier versions sampled them again
     return Active(**numbers, problem=problem, group=group, begun=begun)
 
 
-def _read_begun(facts: Mapping[str, Any]) -> Begun:
-    lists = {name: tuple(facts[name]) for name in ("tokens", "logprobs", "versions")}
-    return Begun(**{**facts, **lists})
+def _read_begun(values: Mapping[str, Any]) -> Begun:
+    lists = {name: tuple(values[name]) for name in ("tokens", "logprobs", "versions")}
+    return Begun(**{**values, **lists})

@@ -1,4 +1,4 @@
-"""Everything that was sampled for a step, as one table: enough to inspect each token and to replay the step under any
+"""The rollouts of a step, as one table: enough to inspect each token and to replay the step under any
 algorithm.
 
 A row is a completion. Lists of numbers are aligned with its tokens; values that change between passes over the data
@@ -27,7 +27,7 @@ from proximo.types.tensor_types import Float, Int
 
 FORMAT = 3
 """Format of the table. From 3 on the file has a checksum."""
-FACTS = b"proximo"
+METADATA_KEY = b"proximo"
 """Key in the table's metadata with facts that concern the whole step."""
 MAX_ANSWER = 4000
 """Maximum characters of a stored expected answer; some are whole files."""
@@ -86,8 +86,8 @@ def rollout_table(
         **_route_columns(batch),
     }
     table = pa.table({name: column for name, column in columns.items() if column is not None})
-    facts = {"format": FORMAT, "updates": [_update_facts(update, value_only) for update in updates]}
-    return table.replace_schema_metadata({FACTS: json.dumps(facts).encode()})
+    metadata = {"format": FORMAT, "updates": [_update_metadata(update, value_only) for update in updates]}
+    return table.replace_schema_metadata({METADATA_KEY: json.dumps(metadata).encode()})
 
 
 def write_rollouts(table: pa.Table, path: Path) -> None:
@@ -133,13 +133,13 @@ def _offsets(counts: Int[Tensor, " R"]) -> pa.Array:
 def _passes(
     batch: Batch, trained: Int[Tensor, " M"], updates: Sequence[Update]
 ) -> tuple[list[list[int]], Float[Tensor, "B E T"], Float[Tensor, "B E T"]]:
-    """For each row: the updates it was in, one per pass over the data, and log-probs and entropy before each."""
+    """Updates that each row was in, one per pass over the data, and its log-probs and entropy before each."""
     numbers: list[list[int]] = [[] for _ in range(len(batch))]
     for number, update in enumerate(updates):
         for row in trained[update.rows].tolist():
             numbers[row].append(number)
-    most = max(map(len, numbers), default=0)
-    logprobs = batch.old_logprobs.new_full((len(batch), most, batch.tokens.shape[1]), torch.nan)
+    max_passes = max(map(len, numbers), default=0)
+    logprobs = batch.old_logprobs.new_full((len(batch), max_passes, batch.tokens.shape[1]), torch.nan)
     entropy = logprobs.clone()
     for number, update in enumerate(updates):
         rows = trained[update.rows]
@@ -156,7 +156,7 @@ def _states(batch: Batch, trained: Int[Tensor, " M"], kept_groups: int) -> list[
     return states
 
 
-def _update_facts(update: Update, value_only: bool) -> dict[str, object]:
+def _update_metadata(update: Update, value_only: bool) -> dict[str, object]:
     stats = update.stats.floats()
     return {
         "version": update.version,

@@ -23,7 +23,7 @@ FORMAT = 2
 COMPARED = ("python", "torch", "transformers", "processor")
 """Facts about a process that may change the last digits of its numbers."""
 MAX_STEPS = 1_000_000
-"""More steps in a row than any run has."""
+"""Limit of the steps in a row; no run has as many."""
 CODE = ("version", "source")
 """Facts that identify Proximo's code."""
 
@@ -60,9 +60,9 @@ def _readable_record(folder: Path) -> dict[str, Any] | None:
 
 def refuse_format(folder: Path, record: Mapping[str, Any]) -> None:
     """Raise ValueError if the folder has a different format."""
-    if (found := record.get("format", 1)) != FORMAT:
+    if (stored := record.get("format", 1)) != FORMAT:
         raise ValueError(
-            f"`run={folder}`: the run in this folder has the format {quoted(found)}, with other step numbers; this "
+            f"`run={folder}`: the run in this folder has the format {quoted(stored)}, with other step numbers; this "
             f"version reads {FORMAT}: choose another name, remove it, or resume it with the version that wrote it"
         )
 
@@ -127,20 +127,20 @@ def lost_rows(folder: Path, resume_from: Path) -> list[str]:
 
 def _shorter(log: Path, size: int, checkpoint: Path) -> str | None:
     """Message if a log has fewer bytes than it had."""
-    if (found := JsonLines(log).size) >= size:
+    if (length := JsonLines(log).size) >= size:
         return None
-    return f"{log.name} has {found} bytes and had {size} when {checkpoint.name} was saved: rows are lost"
+    return f"{log.name} has {length} bytes and had {size} when {checkpoint.name} was saved: rows are lost"
 
 
 def altered_logs(folder: Path, checkpoint: Path, logs: Sequence[str] = LOGS) -> list[str]:
     """Messages about logs whose bytes are others than when a checkpoint was saved, or fewer."""
-    found = list[str]()
+    altered = list[str]()
     for name, known in known_logs(checkpoint).items():
         if name in logs and (lost := _shorter(folder / name, known[0], checkpoint)):
-            found.append(lost)
+            altered.append(lost)
         elif name in logs and is_altered(folder / name, known):
-            found.append(f"{name} has other bytes than when {checkpoint.name} was saved: rows are altered")
-    return found
+            altered.append(f"{name} has other bytes than when {checkpoint.name} was saved: rows are altered")
+    return altered
 
 
 def missing_rollouts(folder: Path, checkpoint: Path) -> str | None:

@@ -24,7 +24,7 @@ from proximo.runs.config_changes import (
     refuse_other,
 )
 from proximo.runs.files import EVENTS, LOGS, NUMBERS, RESULT, TRACEBACK, TRACKING, VERDICTS, refuse_foreign_files
-from proximo.runs.log import RunLog, facts
+from proximo.runs.log import RunLog, process_details
 from proximo.runs.run_json import (
     CODE,
     COMPARED,
@@ -50,8 +50,8 @@ from proximo.system.version import __version__
 WITHOUT_NUMBERS = (LOCK, "config.toml", "run.json", EVENTS, TRACEBACK, TRACKING, VERDICTS)
 
 
-class Attempt:
-    """One process's work on a run; created by `begin`. Nothing is written before `start`."""
+class RunSession:
+    """One process's work on a run; created by `open_session`. Nothing is written before `start`."""
 
     def __init__(
         self,
@@ -98,7 +98,7 @@ class Attempt:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing was computed yet; the config of such a run may still change."""
+        """True if nothing was computed yet; the config of such a run may still change."""
         paths = [self.folder / name for name in names(self.folder) if name not in WITHOUT_NUMBERS]
         return not any(path.lstat().st_size for path in paths)
 
@@ -129,7 +129,7 @@ class Attempt:
         rewinds to the checkpoint that the run resumes from."""
         make_folder(self.folder)
         tidy(self.folder)
-        now = facts()
+        now = process_details()
         record = self._record or {"format": FORMAT, **now, "identity": self._identity(), "attempts": []}
         record = {**record, **({"algorithm": self._algorithm} if self._algorithm else {})}
         record = {**record, "fingerprints": self._fingerprints, "functions": self._functions, **(more or {})}
@@ -258,7 +258,7 @@ class Attempt:
         self._accepted_loss = self.resume_from.name if lost else None
 
     def _complaint(self, resume_from: Path) -> str | None:
-        """Why a checkpoint is not one of this run; None if it is."""
+        """Reason why a checkpoint is not one of this run; None if it is."""
         try:
             run, _ = read_origin(resume_from / STATE)
         except (OSError, ValueError, KeyError):
@@ -288,7 +288,7 @@ class Attempt:
 
 
 @contextmanager
-def begin(
+def open_session(
     folder: Path,
     config_toml: str,
     *,
@@ -296,30 +296,30 @@ def begin(
     allowed: Sequence[str] | None = (),
     algorithm: str | None = None,
     accept_lost: bool = False,
-) -> Iterator[Attempt]:
+) -> Iterator[RunSession]:
     """Open and lock a run folder; ValueError if another process uses it, or it holds a run with a different config.
 
     `points` is the subfolder with the resume points; a chain of runs has none, since each of its runs has its own.
     `allowed` are the fields that may have changed; None if the command has no flag for that. `algorithm` is its name,
     for run.json. `accept_lost`: whether to resume although rows of the log are lost.
 
-    Example: with begin(Path("runs/a"), toml.dumps(config)) as attempt: ...
+    Example: with open_session(Path("runs/a"), toml.dumps(config)) as session: ...
     """
     check_utf8(folder)
     refuse_foreign_files(folder)
-    existed, attempt = folder.exists(), None
+    existed, session = folder.exists(), None
     lock = FolderLock(folder)
     try:
-        attempt = Attempt(
+        session = RunSession(
             folder, config_toml, None if points is None else folder / points, allowed, algorithm, accept_lost
         )
-        yield attempt
+        yield session
     except BaseException as error:
-        if attempt is not None:
-            attempt.fail(error)
+        if session is not None:
+            session.fail(error)
         raise
     finally:
-        lock.release(remove_empty=not existed and (attempt is None or not attempt.started))
+        lock.release(remove_empty=not existed and (session is None or not session.started))
 
 
 def _differ(attempts: Sequence[Mapping[str, Any]], now: Mapping[str, object], name: str) -> bool:

@@ -18,7 +18,7 @@ from proximo.learner.named_tensors import read_tensors, write_tensors
 from proximo.runs.files import NUMBERS
 from proximo.runs.records import Active, Answered, Collected, DataCursor, Evaluation, Pending
 from proximo.runs.rollout_json import (
-    Asked,
+    ProblemLookup,
     plain_active,
     plain_answer,
     plain_collected,
@@ -48,9 +48,9 @@ class Best:
 
     step: int
     value: float
-    """Its evaluation.metric."""
+    """Value of the evaluation.metric."""
     evaluation: Evaluation | None = None
-    """None, like no answers: a checkpoint of an earlier version does not hold it."""
+    """Evaluation at that step; None, like no answers, from a checkpoint of an earlier version."""
     answers: Sequence[Answered] = ()
 
 
@@ -69,7 +69,7 @@ class RunState:
     generated: int = 0
     """Number of tokens sampled for training."""
     evaluated: bool = True
-    """Whether the evaluation after the last step, if one was due, is done."""
+    """False while an evaluation that is due after the last step is not done."""
     best: Best | None = None
     former_best: Best | None = None
     """The best before the last evaluation of this process; not stored."""
@@ -123,7 +123,7 @@ def naming_io(path: Path) -> Iterator[None]:
 
 def write_run_state(folder: Path, state: RunState) -> None:
     routes: dict[str, Tensor] = {}
-    facts = {
+    values = {
         "format": FORMAT,
         "run": state.run,
         "step": state.step,
@@ -140,7 +140,7 @@ def write_run_state(folder: Path, state: RunState) -> None:
         "parts": dict(state.parts),
         "seconds": state.seconds,
     }
-    write_json(folder / RUN_STATE, facts)
+    write_json(folder / RUN_STATE, values)
     write_tensors(folder / "random.safetensors", state.tensors)
     write_tensors(folder / "carried.safetensors", routes)
     if state.pending.ahead:
@@ -156,34 +156,34 @@ def write_run_state(folder: Path, state: RunState) -> None:
 
 
 def read_run_state(folder: Path, task: Task, seed: int) -> RunState:
-    facts = read_facts(folder)
-    if facts.get("format") not in (1, FORMAT):
+    values = read_values(folder)
+    if values.get("format") not in (1, FORMAT):
         raise ValueError(
-            f"{folder} has the format {quoted(facts.get('format'))}, this version reads 1 and {FORMAT}: use the other "
+            f"{folder} has the format {quoted(values.get('format'))}, this version reads 1 and {FORMAT}: use the other "
             "version"
         )
     with as_written(folder / RUN_STATE):
-        return _run_state(folder, facts, task, seed)
+        return _run_state(folder, values, task, seed)
 
 
-def _run_state(folder: Path, facts: Mapping[str, Any], task: Task, seed: int) -> RunState:
-    asked = Asked(task, seed)
+def _run_state(folder: Path, values: Mapping[str, Any], task: Task, seed: int) -> RunState:
+    lookup = ProblemLookup(task, seed)
     routes = read_tensors(folder / "carried.safetensors")
-    groups = tuple(read_group(each, asked, routes) for each in facts["carried"])
+    groups = tuple(read_group(each, lookup, routes) for each in values["carried"])
     return RunState(
-        step=facts["step"],
-        before=Evaluation(**facts["before"]),
-        answers=read_answers(facts["answers"], task, seed),
-        cursor=DataCursor(facts["next_problem"], groups, facts.get("rates", {})),  # earlier versions had none
-        pending=Pending(_read_ahead(folder, asked), _read_active(folder, asked)),
-        generated=facts["generated"],
-        evaluated=facts["evaluated"],
-        best=_read_best(facts, task, seed),
-        sizes=facts["sizes"],
-        parts=facts["parts"],
+        step=values["step"],
+        before=Evaluation(**values["before"]),
+        answers=read_answers(values["answers"], task, seed),
+        cursor=DataCursor(values["next_problem"], groups, values.get("rates", {})),  # earlier versions had none
+        pending=Pending(_read_ahead(folder, lookup), _read_active(folder, lookup)),
+        generated=values["generated"],
+        evaluated=values["evaluated"],
+        best=_read_best(values, task, seed),
+        sizes=values["sizes"],
+        parts=values["parts"],
         tensors=read_tensors(folder / "random.safetensors"),
-        seconds=facts["seconds"],
-        run=facts["run"],
+        seconds=values["seconds"],
+        run=values["run"],
     )
 
 
@@ -201,43 +201,43 @@ def _read_best(stored: Mapping[str, Any], task: Task, seed: int) -> Best | None:
     return Best(step, value, evaluation, read_answers(known["answers"], task, seed))
 
 
-def _read_ahead(folder: Path, asked: Asked) -> list[Collected]:
+def _read_ahead(folder: Path, lookup: ProblemLookup) -> list[Collected]:
     file = folder / f"{AHEAD}.json"
     stored = read_json(file, MAX_STATE) if file.exists() else []
     routes = read_tensors(folder / f"{AHEAD}.safetensors")
-    return [read_collected(each, asked, routes, f"{number}.") for number, each in enumerate(stored)]
+    return [read_collected(each, lookup, routes, f"{number}.") for number, each in enumerate(stored)]
 
 
-def _read_active(folder: Path, asked: Asked) -> list[Active]:
+def _read_active(folder: Path, lookup: ProblemLookup) -> list[Active]:
     file = folder / f"{ACTIVE}.json"
     stored = read_json(file, MAX_STATE) if file.exists() else []
     routes = read_tensors(folder / f"{ACTIVE}.safetensors")
-    return [read_active(each, asked, routes) for each in stored]
+    return [read_active(each, lookup, routes) for each in stored]
 
 
 def write_json(path: Path, value: object) -> None:
     write_new(path, (json.dumps(value) + "\n").encode())
 
 
-def read_facts(folder: Path) -> dict[str, Any]:
+def read_values(folder: Path) -> dict[str, Any]:
     """A checkpoint's plain values; also reads the file name that earlier versions used. ValueError if they are not as
     they were written: of a stranger's run they may be anything."""
     file = folder / RUN_STATE
-    facts = read_json(file if file.exists() else folder / OLD_RUN_STATE, MAX_STATE)
-    sizes = facts.get("sizes", {}) if isinstance(facts, dict) else None
+    values = read_json(file if file.exists() else folder / OLD_RUN_STATE, MAX_STATE)
+    sizes = values.get("sizes", {}) if isinstance(values, dict) else None
     if not isinstance(sizes, dict) or not all(type(each) is int and each >= 0 for each in sizes.values()):
         raise ValueError(f"{file} is not as it was written: it has no sizes of logs")
     if others := sizes.keys() - set(NUMBERS):
         raise ValueError(f"{file} names {quoted(min(others))}, which is no log of a run: do not use this checkpoint")
-    return facts
+    return values
 
 
 def read_origin(folder: Path) -> tuple[str, dict[str, int]]:
     """Identity of the run that a checkpoint belongs to, and the recorded sizes of metrics and ledger."""
-    facts = read_facts(folder)
-    if not isinstance(run := facts.get("run"), str) or "sizes" not in facts:
+    values = read_values(folder)
+    if not isinstance(run := values.get("run"), str) or "sizes" not in values:
         raise ValueError(f"{folder / RUN_STATE} does not say whose it is")
-    step, named = facts.get("step"), folder.parent.name.removeprefix("step-")
+    step, named = values.get("step"), folder.parent.name.removeprefix("step-")
     if named.isdecimal() and step is not None and (type(step) is not int or step != int(named)):
         raise ValueError(f"{folder / RUN_STATE} is of step {quoted(step)}, and its folder of another")
-    return run, facts["sizes"]
+    return run, values["sizes"]

@@ -12,7 +12,7 @@ class Begun:
     """One sample of one turn: all of its tokens so far. Its next random number follows from their count."""
 
     key: int
-    """Of its random numbers: the request's, with its turn mixed in."""
+    """Key of its random numbers: the request's, with its turn mixed in."""
     sample: int
     prompt: str
     """Digest of the prompt. After a resume an environment may answer otherwise, and then these tokens do not follow."""
@@ -48,15 +48,15 @@ class BegunRequests:
             self._groups.pop((step, key), None)
 
     def of_group(self, step: int, key: int) -> tuple[Begun, ...]:
-        """Everything that a group has sampled so far, as far as it is noted."""
+        """Samples of a group so far, as far as they are noted."""
         with self._lock:
             return tuple(self._groups.get((step, key), {}).values())
 
     def find(self, step: int, key: int, drawn: tuple[int, int], prompt: Sequence[int]) -> Begun | None:
-        """What is known of the sample with this key of random numbers and this number; None where it begins."""
+        """Known part of the sample with this key of random numbers and this number; None where it begins."""
         with self._lock:
-            found = self._groups.get((step, key), {}).get(drawn)
-        return found if found is not None and found.prompt == digest(prompt) else None
+            known = self._groups.get((step, key), {}).get(drawn)
+        return known if known is not None and known.prompt == digest(prompt) else None
 
     def note(self, step: int, key: int, begun: Begun) -> None:
         """Keep this in the place of what was known of the sample, if the group is kept at all."""

@@ -93,12 +93,12 @@ class MismatchedSampler:
 
     @property
     def version(self) -> int:
-        """Of the weights it samples with."""
+        """Version of the weights it samples with."""
         return self._snapshots[0].version
 
     @torch.no_grad()
     def refresh(self, policy: SampledPolicy, version: int) -> int:
-        """Once a training step, before its rollouts: the lag counts these calls."""
+        """Take the weights, once a training step before its rollouts: the lag counts these calls."""
         # Parameters, not a state dict: weights that are tied are kept once.
         self._snapshots.append(Snapshot(version, [self._rounded(each) for each in policy.model.parameters()]))
         return self.version
@@ -132,8 +132,8 @@ class MismatchedSampler:
     @torch.no_grad()
     def _load(self, seed: int, step: int) -> None:
         """The oldest snapshot, and on it the noise of this seed and step: no call depends on an earlier one."""
-        for own, weight in zip(self._copy.parameters(), self._snapshots[0].weights, strict=True):
-            own.copy_(weight)
+        for parameter, weight in zip(self._copy.parameters(), self._snapshots[0].weights, strict=True):
+            parameter.copy_(weight)
         if self._options.router_noise:
             random = torch.Generator().manual_seed(signed((seed << 32) + step))
             for router in self._routers:

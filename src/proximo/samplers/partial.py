@@ -22,20 +22,20 @@ DIVERGED = "the model's logits are NaN: its weights have diverged, go back to a 
 
 @dataclass
 class PartialCompletion:
-    """What has been drawn so far of one sample."""
+    """One sample, as far as it has been drawn."""
 
     key: int
-    """Of its random numbers: the request's, with its turn mixed in."""
+    """Key of its random numbers: the request's, with its turn mixed in."""
     sample: int
-    """Which of its prompt's samples."""
+    """Number among its prompt's samples."""
     prompt: tuple[int, ...]
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     entropies: list[float] = field(default_factory=list)
     finish: Literal["stop", "length"] | None = None
-    """None while tokens are still sampled."""
+    """Reason of the end; None while tokens are still sampled."""
     routes: list[Int[Tensor, "L K"]] = field(default_factory=list)
-    """Where tokens went when they were read back; empty where that is not recorded."""
+    """Routes of tokens when they were read back; empty where that is not recorded."""
     prompt_routes: Int[Tensor, "S L K"] | None = None
     max_tokens: int | None = None
     """The request's own limit; None: the options' alone."""
@@ -96,7 +96,7 @@ class TokenWriter:
 
     @property
     def reads(self) -> bool:
-        """Whether each token is read as soon as it is drawn, and not only when a partial has ended."""
+        """True if each token is read as soon as it is drawn, and not only when a partial has ended."""
         return bool(self.options.stop) or self.listener is not None
 
     def write(self, partials: Sequence[PartialCompletion], logits: Float[Tensor, "R V"]) -> None:
@@ -123,7 +123,7 @@ class TokenWriter:
                 return
 
     def _end(self, partial: PartialCompletion) -> None:
-        """Whether its newest token was its last."""
+        """End it if its newest token was its last."""
         if partial.tokens[-1] in self.end_tokens or self._stopped(partial):
             partial.finish = "stop"
         elif len(partial.tokens) in (self.options.max_tokens, partial.max_tokens):
@@ -167,7 +167,7 @@ class TokenWriter:
 
 
 def _routes(partial: PartialCompletion) -> Int[Tensor, "T L K"] | None:
-    """None where they were not recorded; the last token was not read back."""
+    """Routes; None where they were not recorded. The last token was not read back."""
     if partial.prompt_routes is None:
         return None
     assert len(partial.routes) == len(partial.tokens) - 1

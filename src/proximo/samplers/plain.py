@@ -52,7 +52,7 @@ class PlainSampler:
         return True
 
     def refresh(self, policy: SampledPolicy, version: int) -> int:
-        """Nothing to do: it decodes with the policy's own module."""
+        """Do nothing: it decodes with the policy's own module."""
         assert policy.model is self._model, "the policy is another module than the one that is sampled"
         return version
 

@@ -1,4 +1,4 @@
-"""From logits to tokens: random numbers without state, and the distribution they are drawn from.
+"""Draws of tokens from logits: random numbers without state, and the distribution they are drawn from.
 
 A generator's state would tie a token to everything drawn before it. Here each token has its own counter,
 (seed, step, key, sample, position), and a hash makes it a uniform number: rows may be batched, ordered or
@@ -43,7 +43,7 @@ def uniforms(
 def row_states(
     seed: int | Int[Tensor, ""], step: int | Int[Tensor, ""], keys: Int[Tensor, " R"], samples: Int[Tensor, " R"]
 ) -> Int[Tensor, " R"]:
-    """What is the same for all tokens of a row: an engine that keeps it mixes one word a token, not five.
+    """State of each row, for all its tokens: an engine that keeps it mixes one word a token, not five.
 
     Seed and step may be tensors on the device, which a recorded graph reads anew each time it is replayed.
     """
@@ -96,8 +96,8 @@ def draw(
         block, number = _inverted(masses, number)
         places = block * BLOCK + torch.arange(BLOCK, device=logits.device)
         inside = (scores.gather(1, places.clamp(max=logits.shape[1] - 1)) - highest).exp_().double()
-        place, _ = _inverted(inside.masked_fill(places >= logits.shape[1], 0.0), number)
-        tokens = block * BLOCK + place
+        inner, _ = _inverted(inside.masked_fill(places >= logits.shape[1], 0.0), number)
+        tokens = block * BLOCK + inner
     logprobs = (scores.gather(1, tokens) - highest).double() - masses.sum(dim=-1, keepdim=True).log()
     return tokens.squeeze(1), logprobs.squeeze(1).float(), entropy
 
@@ -130,8 +130,8 @@ def _block_masses(
 
 
 def _sums(blocks: Float[Tensor, "R N K"]) -> tuple[Float[Tensor, "R N"], Float[Tensor, "R N"], Float[Tensor, "R N"]]:
-    """Of each block the weights' sum, the sum of weight · score and the highest score, all against that score. A block
-    that cannot be drawn has one, too, and sums of 0."""
+    """Sums of weights and of weight · score, and the highest score, of each block, all against that score. A block that
+    cannot be drawn has one, too, and sums of 0."""
     peaks = blocks.amax(dim=-1).clamp(min=torch.finfo(blocks.dtype).min)
     below = (blocks - peaks.unsqueeze(-1)).clamp_(min=LOWEST)
     weights = below.exp()
@@ -157,9 +157,9 @@ def _inverted(
     # The product is rounded to 53 bits and must not reach the total: beyond it there is nothing.
     target = torch.minimum((number * total).long(), total - 1)
     # The bound is for sums of NaN alone, which the log-prob will show.
-    place = torch.searchsorted(heights, target, right=True).clamp(max=widths.shape[1] - 1)
-    width = shares.gather(1, place)
-    return place, (target - heights.gather(1, place) + width).double() / width
+    index = torch.searchsorted(heights, target, right=True).clamp(max=widths.shape[1] - 1)
+    width = shares.gather(1, index)
+    return index, (target - heights.gather(1, index) + width).double() / width
 
 
 def sampling_logprobs(logits: Float[Tensor, "R V"], options: SamplingOptions) -> Float[Tensor, "R V"]:

@@ -1,4 +1,4 @@
-"""What a sampler is asked and what it promises, and how a run gets one; the engines are in the other files here."""
+"""Interface of samplers, and how a run gets them; the engines are in the other files here."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -36,7 +36,7 @@ COLDEST = 1e-10
 
 @dataclass(frozen=True)
 class SamplingOptions:
-    """How tokens are drawn and when a completion ends.
+    """Options of how tokens are drawn and when a completion ends.
 
     Example: SamplingOptions(temperature=0.7, top_p=0.95, max_tokens=512, stop=("</answer>",))
     """
@@ -92,7 +92,7 @@ class Sampler(Protocol):
 
     @property
     def repeats(self) -> bool:
-        """Whether equal calls give equal completions, to the bit. A resumed run then repeats the steps since its last
+        """True if equal calls give equal completions, to the bit. A resumed run then repeats the steps since its last
         checkpoint exactly; where this is False the run says so when it starts and when it is resumed."""
         ...
 
@@ -139,13 +139,13 @@ class WeightHistory(Protocol):
 
 @dataclass(frozen=True)
 class SamplerEvent:
-    """Something that happened to a sampler, for the events of a run."""
+    """Event of a sampler, for the events of a run."""
 
     kind: str
     message: str
     numbers: Mapping[str, float] = field(default_factory=dict)
     warns: bool = False
-    """Whether the user is told of it at once."""
+    """True if the user is told of it at once."""
 
 
 @dataclass(frozen=True)
@@ -157,7 +157,7 @@ class RunSamplers:
     evaluation: Sampler
     """Samples held-out problems from the current policy; often the same object as `training`."""
     differs: bool = False
-    """Whether `training` differs from the policy on purpose. Otherwise a gap at the first step that rounding does not
+    """True if `training` differs from the policy on purpose. Otherwise a gap at the first step that rounding does not
     explain stops the run."""
     history: WeightHistory | None = None
     """Older weights of `training` that checkpoints hold; None where the policy's weights are enough."""
@@ -231,5 +231,5 @@ def build_samplers(
 
 def gathered(stream: Iterable[tuple[int, tuple[Completion, ...]]], count: int) -> list[tuple[Completion, ...]]:
     """The completions of `count` requests, in the order of the requests."""
-    found = dict(stream)
-    return [found[number] for number in range(count)]
+    completions = dict(stream)
+    return [completions[number] for number in range(count)]

@@ -1,4 +1,4 @@
-"""Who may use the server. A local port is open to every program and to every web site that the user visits.
+"""Access to the server. A local port is open to every program and to every web site that the user visits.
 
 On the loopback address every local program may ask, as with other local servers; a web site may not: DNS rebinding is
 recognised by the Host header, another page by its Origin. On any other address a token is required, as OpenAI's clients
@@ -39,7 +39,7 @@ class Guard:
         await guarded({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else body})
 
     def refusal(self, scope: Scope) -> Refusal | None:
-        """Why a request is refused; None to accept."""
+        """Reason to refuse a request; None to accept it."""
         hosts, origins, sites, keys = (
             [value for key, value in scope["headers"] if key == name]
             for name in (b"host", b"origin", b"sec-fetch-site", b"authorization")

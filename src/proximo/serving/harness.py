@@ -94,15 +94,15 @@ class ProximoLM(TemplateLM):
         for _, context, continuation in requests:
             kept = continuation[-self.max_length + 1 :]
             rows.append((context[max(0, len(context) + len(kept) - self.max_length) :], kept))
-        found: list[tuple[float, bool]] = [(0.0, True)] * len(rows)
+        results: list[tuple[float, bool]] = [(0.0, True)] * len(rows)
         for batch in _batches(rows):
             scores = token_logprobs(self._model, [rows[number] for number in batch], top=1)
             for number, tokens in zip(batch, scores, strict=True):
                 logprobs = [each.logprob for each in tokens if each.logprob is not None]
-                found[number] = sum(logprobs), all(each.top[0][0] == each.token for each in tokens)
+                results[number] = sum(logprobs), all(each.top[0][0] == each.token for each in tokens)
                 if requests[number][0] is not None:
-                    self.cache_hook.add_partial("loglikelihood", requests[number][0], found[number])
-        return found
+                    self.cache_hook.add_partial("loglikelihood", requests[number][0], results[number])
+        return results
 
     def loglikelihood_rolling(self, requests: list[Any], disable_tqdm: bool = False) -> list[float]:
         """The log-prob of whole texts, a window of the context after the other."""
@@ -131,15 +131,15 @@ class ProximoLM(TemplateLM):
             ends = {special_id(self.tokenizer.convert_tokens_to_ids(each)) for each in special}
             chosen = SamplingOptions(**{**vars(options), "stop": stop})
             room = max(1, self.max_length - options.max_tokens)
-            asked = [
+            prompts = [
                 Request(number, tuple(self.tok_encode(requests[number].args[0])[-room:]), num_samples=1)
                 for number in numbers
             ]
-            for place, (completion,) in self._sampler.stream(asked, chosen, seed=self._seed, step=-1):
-                number, text = numbers[place], completion.text
+            for index, (completion,) in self._sampler.stream(prompts, chosen, seed=self._seed, step=-1):
+                number, text = numbers[index], completion.text
                 if cut := [spot for spot, token in enumerate(completion.tokens) if token in ends]:
                     # Special tokens are no part of a text, so that a stop string would never be found.
-                    text = self._read(asked[place].prompt_tokens, completion.tokens[: cut[0]])
+                    text = self._read(prompts[index].prompt_tokens, completion.tokens[: cut[0]])
                 texts[number] = text
                 self.cache_hook.add_partial("generate_until", requests[number].args, text)
         return texts
@@ -160,11 +160,11 @@ class ProximoLM(TemplateLM):
         )
 
 
-def special_id(found: object) -> int:
+def special_id(token: object) -> int:
     """A tokenizer's id of a special token, which the harness cannot do without."""
-    if not isinstance(found, int):
+    if not isinstance(token, int):
         raise ValueError("the tokenizer has no end-of-sequence token: set tokenizer.eos_token")
-    return found
+    return token
 
 
 def _batches(rows: Sequence[Row]) -> Iterator[list[int]]:

@@ -23,7 +23,7 @@ class TokenLogprob:
 
     token: int
     logprob: float | None
-    """None for the first token of all, which nothing precedes."""
+    """Log-prob of the token; None for the first of all, which nothing precedes."""
     top: tuple[tuple[int, float], ...] = ()
     """The most likely tokens in its place, best first."""
 
@@ -35,14 +35,14 @@ Row = tuple[Sequence[int], Sequence[int]]
 def token_logprobs(model: PreTrainedModel, rows: Sequence[Row], top: int) -> list[tuple[TokenLogprob, ...]]:
     """The log-probs of each row's tokens, with `top` alternatives. Rows run through the model together."""
     scored = [row for row in rows if row[1]]
-    found: list[TokenLogprob] = []
+    logprobs: list[TokenLogprob] = []
     targets = torch.tensor([token for _, tokens in scored for token in tokens], dtype=torch.long, device=model.device)
     with evaluating(model):
         start = 0
         for logits in _logits(model, scored) if scored else ():
-            found += _read(logits, targets[start : start + len(logits)], top)
+            logprobs += _read(logits, targets[start : start + len(logits)], top)
             start += len(logits)
-    each = iter(found)
+    each = iter(logprobs)
     return [tuple(next(each) for _ in tokens) for _, tokens in rows]
 
 

@@ -11,67 +11,67 @@ Finish = Literal["stop", "length"]
 
 
 @dataclass(frozen=True)
-class Piece:
+class CompletionPiece:
     """A part of a completion, as it is delivered."""
 
     text: str = ""
     logprobs: tuple[TokenLogprob, ...] = ()
-    """Of the new tokens, where they were asked for."""
+    """Log-probs of the new tokens, where they were asked for."""
     finish: Finish | None = None
     """Set in the last piece."""
     error: str | None = None
-    """Why there is no completion; then this is the last piece."""
+    """Reason why there is no completion; then this is the last piece."""
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What a client wants: one completion of one prompt."""
+class CompletionRequest:
+    """A client's request for one completion of one prompt."""
 
     prompt: tuple[int, ...]
     options: SamplingOptions
-    """How tokens are drawn; its `max_tokens` and `stop` are not used."""
+    """Options of drawing tokens; the `max_tokens` and `stop` in them are not used."""
     max_tokens: int
-    """Most tokens of the completion; 0: none, for the log-probs of the prompt alone."""
+    """Maximum tokens of the completion; 0: none, for the log-probs of the prompt alone."""
     key: int
     """Names its random numbers; equal keys, prompts and samples give equal tokens."""
     sample: int = 0
-    """Which of the completions of its prompt."""
+    """Number of the completion among those of its prompt."""
     stop: tuple[str, ...] = ()
     end_tokens: frozenset[int] = frozenset()
     """Tokens that end it, besides those of the model."""
     top: int | None = None
     """Number of alternatives with the log-probs of each token; None: no log-probs."""
     prompt_logprobs: bool = False
-    """Whether the first piece has the log-probs of the prompt."""
+    """True if the first piece has the log-probs of the prompt."""
 
 
 @dataclass(eq=False)
-class Job:
+class CompletionJob:
     """One completion in the making. Two of them are never equal, even if they ask for the same."""
 
-    asked: Asked
-    deliver: Callable[[Piece], None]
+    request: CompletionRequest
+    deliver: Callable[[CompletionPiece], None]
     """Called from the engine's thread with each piece, in order."""
     tokens: list[int] = field(default_factory=list)
     slices: int = 0
-    """How many slices of it are done."""
+    """Number of slices that are done."""
     is_prompt_scored: bool = False
-    """Whether the log-probs of its prompt, if they are wanted, are delivered."""
+    """True once the log-probs of its prompt, if they are wanted, are delivered."""
     finish: Finish | None = None
-    """Why its last token was the last."""
+    """Reason why its last token was the last."""
     cancelled: bool = False
     """Set by the server when the client has gone."""
 
     @property
     def left(self) -> int:
-        return self.asked.max_tokens - len(self.tokens)
+        return self.request.max_tokens - len(self.tokens)
 
     @property
     def waits_for_prompt(self) -> bool:
-        """Whether the log-probs of its prompt must come first."""
-        return self.asked.prompt_logprobs and not self.is_prompt_scored and not self.cancelled
+        """True if the log-probs of its prompt must come first."""
+        return self.request.prompt_logprobs and not self.is_prompt_scored and not self.cancelled
 
     @property
     def name(self) -> tuple[int, int]:
         """Two jobs of one batch must differ in it: their random numbers would be the same."""
-        return self.asked.key, self.asked.sample
+        return self.request.key, self.request.sample

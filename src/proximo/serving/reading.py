@@ -22,13 +22,13 @@ from multiprocessing.reduction import ForkingPickler
 from typing import Literal
 
 from proximo.serving.errors import Refusal
-from proximo.serving.requests import Asking, Question
+from proximo.serving.requests import Asking, CompletionQuery
 from proximo.system.memory import limit_memory
 
 SECONDS = 10.0
 """Seconds of the processor that reading a request may take."""
 PATIENCE = 12
-"""So many times longer it may take by the clock."""
+"""Multiple of that time that it may take by the clock."""
 START_SECONDS = 300.0
 """Seconds for the first process to load what it needs."""
 READERS = 8
@@ -42,24 +42,24 @@ READY = "ready"
 Kind = Literal["chat", "text"]
 
 
-class Reader:
-    """Requests become questions, elsewhere. It starts with the first request, or with `start`; `close` ends it.
+class RequestReader:
+    """Requests become queries, elsewhere. It starts with the first request, or with `start`; `close` ends it.
 
-    Example: Reader(Asking(tokenizer, 4096, "a", 512)).read("text", b'{"model": "a", "prompt": "1+2="}')
+    Example: RequestReader(Asking(tokenizer, 4096, "a", 512)).read("text", b'{"model": "a", "prompt": "1+2="}')
     """
 
     def __init__(self, asking: Asking, *, seconds: float = SECONDS) -> None:
         self.asking, self.seconds = asking, seconds
         self.threads = ThreadPoolExecutor(READERS, "proximo-read")
-        """Where to call `read`, which waits."""
+        """Threads in which to call `read`, which waits."""
         self._lines: queue.LifoQueue[Connection] = queue.LifoQueue()
-        """To processes that are waiting."""
+        """Connections to processes that are waiting."""
         self._first: subprocess.Popen[bytes] | None = None
         self._asked: socket.socket | None = None
         self._starting = threading.Lock()
 
-    def read(self, kind: Kind, data: bytes) -> Question:
-        """What a request asks for; Refusal where that cannot be done, or cannot be found out in time."""
+    def read(self, kind: Kind, data: bytes) -> CompletionQuery:
+        """Read what a request asks for; Refusal where that cannot be done, or cannot be found out in time."""
         line = self._line()
         try:
             line.send((kind, data))
@@ -76,7 +76,7 @@ class Reader:
         self._lines.put(line)
         if isinstance(answer, Refusal):
             raise answer
-        assert isinstance(answer, Question)
+        assert isinstance(answer, CompletionQuery)
         return answer
 
     def start(self) -> None:
@@ -110,7 +110,7 @@ class Reader:
             self._lines.get().close()
 
     def _line(self) -> Connection:
-        """To a process that waits for a request."""
+        """A connection to a process that waits for a request."""
         with suppress(queue.Empty):
             return self._lines.get_nowait()
         line = self._new_line()
@@ -121,7 +121,7 @@ class Reader:
         raise Refusal("the process that reads requests does not start: look at the server's own messages", status=500)
 
     def _new_line(self) -> Connection:
-        """To a process that is being forked."""
+        """A connection to a process that is being forked."""
         try:
             ours, theirs = socket.socketpair()
         except OSError as error:
@@ -168,7 +168,7 @@ def answer(line: Connection, asking: Asking, seconds: float) -> None:
         signal.alarm(0)
 
 
-def _answered(asking: Asking, kind: Kind, data: bytes) -> Question | Refusal:
+def _answered(asking: Asking, kind: Kind, data: bytes) -> CompletionQuery | Refusal:
     try:
         return asking.chat(data) if kind == "chat" else asking.text(data)
     except Refusal as refusal:

@@ -1,4 +1,4 @@
-"""What clients ask for in OpenAI's form, as jobs for the engine."""
+"""Requests of clients in OpenAI's form, as jobs for the engine."""
 
 import secrets
 from collections.abc import Callable, Mapping, Sequence
@@ -10,7 +10,7 @@ from proximo.models import prompt_tokens
 from proximo.models.model_types import PreTrainedTokenizerBase
 from proximo.samplers.sampler import SamplingOptions
 from proximo.serving.errors import Refusal
-from proximo.serving.queue import Asked
+from proximo.serving.queue import CompletionRequest
 from proximo.serving.schemas import Body, parsed
 from proximo.system.safe_text import quoted, visible
 from proximo.types import Message
@@ -19,13 +19,13 @@ SAMPLING = ("temperature", "top_p", "top_k", "min_p", "max_tokens", "n", "stop",
 CHAT = ("model", "messages", "max_completion_tokens", "logprobs", "top_logprobs", *SAMPLING)
 TEXT = ("model", "prompt", "logprobs", "echo", *SAMPLING)
 MAX_CHOICES = 128
-"""Most completions of one request."""
+"""Maximum completions of one request."""
 MAX_TOP = 20
-"""Most alternatives of a token with log-probs."""
+"""Maximum alternatives of a token with log-probs."""
 MAX_STOP = 16
-"""Most stop strings of a request."""
+"""Maximum stop strings of a request."""
 MAX_LOGPROBS = 1 << 21
-"""Most log-probs of a request: each takes some hundred bytes until its answer is written."""
+"""Maximum log-probs of a request: each takes some hundred bytes until its answer is written."""
 TEXT_TOKENS = 16
 """Length limit of a text completion that names none, as in OpenAI's API."""
 PROBED = 16
@@ -33,22 +33,22 @@ PROBED = 16
 
 
 @dataclass(frozen=True)
-class Question:
+class CompletionQuery:
     """A request: the completions that it asks for, and how they are sent."""
 
-    asked: tuple[Asked, ...]
+    requests: tuple[CompletionRequest, ...]
     """One for each choice, in order."""
     is_chat: bool
     stream: bool
     with_usage: bool
-    """Whether a stream ends with the number of tokens."""
+    """True if a stream ends with the number of tokens."""
     echo: bool = False
-    """Whether the text of a choice begins with its prompt."""
+    """True if the text of a choice begins with its prompt."""
 
     @property
     def prompt_tokens(self) -> int:
         """Each prompt once."""
-        return sum(len(asked.prompt) for asked in self.asked if asked.sample == 0)
+        return sum(len(request.prompt) for request in self.requests if request.sample == 0)
 
 
 @dataclass(frozen=True)
@@ -63,13 +63,13 @@ class Asking:
 
     tokenizer: PreTrainedTokenizerBase
     context: int | None
-    """Most tokens of prompt and completion together; None: no limit."""
+    """Maximum tokens of prompt and completion together; None: no limit."""
     model: str
     """Name that clients give."""
     max_tokens: int
     """Length limit of a message whose request names none."""
 
-    def chat(self, data: bytes) -> Question:
+    def chat(self, data: bytes) -> CompletionQuery:
         """A request for a conversation's next message."""
         body = self._body(data, CHAT)
         if body.value("max_tokens") is not None and body.value("max_completion_tokens") is not None:
@@ -78,7 +78,7 @@ class Asking:
         top = body.integer("top_logprobs", None, 0, MAX_TOP)
         if top is not None and not body.switch("logprobs"):
             raise Refusal("top_logprobs needs logprobs to be true", "top_logprobs")
-        base = Asked(
+        base = CompletionRequest(
             (),
             _options(body),
             body.integer(name, None, 1, 1 << 31) or 0,
@@ -90,15 +90,17 @@ class Asking:
         room = self.max_tokens if self.context is None else min(self.max_tokens, max(1, self.context - len(prompt)))
         base = replace(base, prompt=prompt, max_tokens=base.max_tokens or room)
         self._check_length(base, name)
-        return Question(self._choices(body, [base], count), True, *_sending(body))
+        return CompletionQuery(self._choices(body, [base], count), True, *_sending(body))
 
-    def text(self, data: bytes) -> Question:
+    def text(self, data: bytes) -> CompletionQuery:
         """A request to continue one or more texts."""
         body = self._body(data, TEXT)
         echo, top = body.switch("echo"), body.integer("logprobs", None, 0, MAX_TOP)
         limit = body.integer("max_tokens", TEXT_TOKENS, 0 if echo else 1, 1 << 31)
         assert limit is not None
-        base = Asked((), _options(body), limit, _key(body), top=top, prompt_logprobs=echo and top is not None)
+        base = CompletionRequest(
+            (), _options(body), limit, _key(body), top=top, prompt_logprobs=echo and top is not None
+        )
         prompts = _prompts(body.value("prompt"))
         count = _count(body, len(prompts))
         stream, with_usage = _sending(body)
@@ -107,7 +109,7 @@ class Asking:
         bases = [replace(base, prompt=self._tokens(each)) for each in prompts]
         for each in bases:
             self._check_length(each, "max_tokens")
-        return Question(self._choices(body, bases, count), False, stream, with_usage, echo)
+        return CompletionQuery(self._choices(body, bases, count), False, stream, with_usage, echo)
 
     def _body(self, data: bytes, known: Sequence[str]) -> Body:
         body = Body(parsed(data), known)
@@ -116,7 +118,7 @@ class Asking:
             raise Refusal(f"model is {shown}: this server has {self.model!r}", "model", "model_not_found", 404)
         return body
 
-    def _choices(self, body: Body, bases: Sequence[Asked], count: int) -> tuple[Asked, ...]:
+    def _choices(self, body: Body, bases: Sequence[CompletionRequest], count: int) -> tuple[CompletionRequest, ...]:
         """All choices of a request, out of the first of each prompt."""
         self._check_logprobs(bases, count)
         strings = body.strings("stop", MAX_STOP)
@@ -124,12 +126,12 @@ class Asking:
         ends = frozenset(self.tokenizer.convert_tokens_to_ids(each) for each in strings if each in special)
         stop = tuple(each for each in strings if each not in special)  # special tokens are no part of the text
         return tuple(
-            replace(base, sample=number, stop=stop, end_tokens=ends, key=base.key + place)
-            for place, base in enumerate(bases)
+            replace(base, sample=number, stop=stop, end_tokens=ends, key=base.key + index)
+            for index, base in enumerate(bases)
             for number in range(count)
         )
 
-    def _check_logprobs(self, bases: Sequence[Asked], count: int) -> None:
+    def _check_logprobs(self, bases: Sequence[CompletionRequest], count: int) -> None:
         """Refuse more log-probs than there is room for: those of the tokens, and of what might have been there."""
         number = sum(
             (base.max_tokens + len(base.prompt) * base.prompt_logprobs) * (1 + base.top)
@@ -143,7 +145,7 @@ class Asking:
                 "logprobs",
             )
 
-    def _check_length(self, asked: Asked, limit: str) -> None:
+    def _check_length(self, asked: CompletionRequest, limit: str) -> None:
         if self.context is not None and len(asked.prompt) + asked.max_tokens > self.context:
             raise Refusal(
                 f"the prompt has {len(asked.prompt)} tokens and {limit} is {asked.max_tokens}, but the model's context "
@@ -187,7 +189,7 @@ class Asking:
 
     @cached_property
     def _longest(self) -> int:
-        """Most characters of a token."""
+        """Maximum characters of a token."""
         return max(map(len, self.tokenizer.get_vocab()), default=1)
 
 
@@ -201,7 +203,7 @@ def _count(body: Body, prompts: int) -> int:
 
 
 def _sending(body: Body) -> tuple[bool, bool]:
-    """Whether the answer is a stream, and whether that ends with the number of tokens."""
+    """True if the answer is a stream, and True if that ends with the number of tokens."""
     stream = body.switch("stream")
     return stream, _with_usage(body, stream)
 
@@ -230,7 +232,7 @@ def _options(body: Body) -> SamplingOptions:
 
 
 def _key(body: Body) -> int:
-    """Of the random numbers: the seed where there is one, so that the same request gives the same completion."""
+    """Key of the random numbers: the seed where there is one, so that the same request gives the same completion."""
     seed = body.integer("seed", None, -(2**63), 2**63 - 1)
     return secrets.randbits(62) if seed is None else seed
 
@@ -241,24 +243,24 @@ def _messages(given: object) -> list[Message]:
     return [_message(each, f"messages[{number}]") for number, each in enumerate(given)]
 
 
-def _message(given: object, place: str) -> Message:
+def _message(given: object, field_path: str) -> Message:
     if not isinstance(given, dict) or not isinstance(role := given.get("role"), str):
-        raise Refusal(f"{place}: give an object with role and content", place)
+        raise Refusal(f"{field_path}: give an object with role and content", field_path)
     if unknown := [name for name, value in given.items() if name not in ("role", "content") and value]:
-        field = f"{place}.{visible(unknown[0], 100)}"
+        field = f"{field_path}.{visible(unknown[0], 100)}"
         raise Refusal(f"{field} is not supported by this server: leave it out", field)
-    return {"role": role, "content": _content(given, place)}
+    return {"role": role, "content": _content(given, field_path)}
 
 
-def _content(given: Mapping[str, Any], place: str) -> str:
+def _content(given: Mapping[str, Any], field_path: str) -> str:
     content = given.get("content")
     if isinstance(content, list):
         kinds = [part.get("type") if isinstance(part, dict) else None for part in content]
         if kinds != ["text"] * len(content) or not all(isinstance(part.get("text"), str) for part in content):
-            raise Refusal(f"{place}.content: only parts of type text are supported", f"{place}.content")
+            raise Refusal(f"{field_path}.content: only parts of type text are supported", f"{field_path}.content")
         content = "".join(part["text"] for part in content)
     if not isinstance(content, str):
-        raise Refusal(f"{place}.content is {quoted(content)}: give a text", f"{place}.content")
+        raise Refusal(f"{field_path}.content is {quoted(content)}: give a text", f"{field_path}.content")
     return content
 
 

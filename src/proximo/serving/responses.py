@@ -11,10 +11,10 @@ from typing import Any
 from proximo.models.tokens.spelling import Spelling
 from proximo.serving.logprobs import TokenLogprob
 from proximo.serving.queue import Finish
-from proximo.serving.requests import Question
+from proximo.serving.requests import CompletionQuery
 
 PARTS = 6
-"""How deep an answer is written in parts: down to each token of a conversation with its alternatives."""
+"""Depth to which an answer is written in parts: down to each token of a conversation with its alternatives."""
 
 
 def in_pieces(value: object, depth: int = PARTS) -> Iterator[str]:
@@ -47,7 +47,7 @@ class Choice:
 class Replies:
     """Writes the answers to one request."""
 
-    question: Question
+    query: CompletionQuery
     model: str
     spelling: Spelling
     id: str = field(default_factory=lambda: token_hex(12))
@@ -74,45 +74,45 @@ class Replies:
         return self._head(chunk=True) | {"choices": [], "usage": self._usage(tokens)}
 
     def _head(self, *, chunk: bool = False) -> dict[str, Any]:
-        kind = f"chat.completion{'.chunk' * chunk}" if self.question.is_chat else "text_completion"
-        prefix = "chatcmpl" if self.question.is_chat else "cmpl"
+        kind = f"chat.completion{'.chunk' * chunk}" if self.query.is_chat else "text_completion"
+        prefix = "chatcmpl" if self.query.is_chat else "cmpl"
         return {"id": f"{prefix}-{self.id}", "object": kind, "created": self.created, "model": self.model}
 
     def _chunk(
         self, number: int, delta: Mapping[str, Any], logprobs: dict[str, Any] | None, finish: Finish | None
     ) -> dict[str, Any]:
-        said = {"delta": dict(delta)} if self.question.is_chat else {"text": delta.get("content", "")}
-        choice = {"index": number, **said, "logprobs": logprobs, "finish_reason": finish}
+        content = {"delta": dict(delta)} if self.query.is_chat else {"text": delta.get("content", "")}
+        choice = {"index": number, **content, "logprobs": logprobs, "finish_reason": finish}
         return self._head(chunk=True) | {"choices": [choice]}
 
     def _choice(self, number: int, choice: Choice) -> dict[str, Any]:
-        asked = self.question.asked[number]
-        before = "".join(self.spelling(asked.prompt)) if self.question.echo else ""
+        asked = self.query.requests[number]
+        before = "".join(self.spelling(asked.prompt)) if self.query.echo else ""
         text = before + choice.text
-        said = {"message": {"role": "assistant", "content": text}} if self.question.is_chat else {"text": text}
+        content = {"message": {"role": "assistant", "content": text}} if self.query.is_chat else {"text": text}
         logprobs = None if asked.top is None else self._logprobs(choice.logprobs)
-        return {"index": number, **said, "logprobs": logprobs, "finish_reason": choice.finish}
+        return {"index": number, **content, "logprobs": logprobs, "finish_reason": choice.finish}
 
     def _usage(self, tokens: int) -> dict[str, int]:
-        asked = self.question.prompt_tokens
+        asked = self.query.prompt_tokens
         return {"prompt_tokens": asked, "completion_tokens": tokens, "total_tokens": asked + tokens}
 
-    def _logprobs(self, found: Sequence[TokenLogprob]) -> dict[str, Any]:
-        texts = self.spelling([each.token for each in found])
-        if self.question.is_chat:
+    def _logprobs(self, tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
+        texts = self.spelling([each.token for each in tokens])
+        if self.query.is_chat:
             content = [
                 self._token(text, each.logprob)
                 | {"top_logprobs": [self._token(self._text(token), logprob) for token, logprob in each.top]}
-                for text, each in zip(texts, found, strict=True)
+                for text, each in zip(texts, tokens, strict=True)
             ]
             return {"content": content, "refusal": None}
         ends = list(accumulate(map(len, texts)))
         return {
             "tokens": texts,
-            "token_logprobs": [each.logprob for each in found],
+            "token_logprobs": [each.logprob for each in tokens],
             "top_logprobs": [
                 None if each.logprob is None else {self._text(token): logprob for token, logprob in each.top}
-                for each in found
+                for each in tokens
             ],
             "text_offset": [0, *ends[:-1]],
         }

@@ -89,12 +89,12 @@ class Body:
             return bool(value)
         raise Refusal(f"{name} is {quoted(value, 40)}: give true or false", name)
 
-    def strings(self, name: str, most: int) -> tuple[str, ...]:
-        """A text, or a list of up to `most` texts, none of them empty."""
+    def strings(self, name: str, limit: int) -> tuple[str, ...]:
+        """A text, or a list of up to `limit` texts, none of them empty."""
         value = self._values.get(name)
-        found = [] if value is None else [value] if isinstance(value, str) else value
-        if not isinstance(found, list) or not all(isinstance(each, str) and each for each in found):
+        texts = [] if value is None else [value] if isinstance(value, str) else value
+        if not isinstance(texts, list) or not all(isinstance(each, str) and each for each in texts):
             raise Refusal(f"{name} is {quoted(value)}: give a text or a list of texts, none of them empty", name)
-        if len(found) > most:
-            raise Refusal(f"{name} has {len(found)} texts: give {most} at most", name)
-        return tuple(found)
+        if len(texts) > limit:
+            raise Refusal(f"{name} has {len(texts)} texts: give {limit} at most", name)
+        return tuple(texts)

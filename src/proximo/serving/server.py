@@ -21,11 +21,11 @@ from proximo.insight.charts.pages import style
 from proximo.insight.page.connections import HEADER_SECONDS, server_of
 from proximo.models.tokens.spelling import Spelling
 from proximo.serving.auth import Guard
-from proximo.serving.engine import Engine
+from proximo.serving.engine import ServingEngine
 from proximo.serving.errors import Refusal
-from proximo.serving.queue import Asked, Job, Piece
-from proximo.serving.reading import Kind, Reader
-from proximo.serving.requests import Question
+from proximo.serving.queue import CompletionJob, CompletionPiece, CompletionRequest
+from proximo.serving.reading import Kind, RequestReader
+from proximo.serving.requests import CompletionQuery
 from proximo.serving.responses import Choice, Replies, in_pieces
 from proximo.system.safe_text import quoted
 
@@ -33,31 +33,31 @@ STATIC = Path(__file__).parent / "static"
 """Style sheet that the other pages use, too."""
 KINDS = {".html": "text/html", ".js": "text/javascript", ".css": "text/css"}
 MAX_BODY = 4 << 20
-"""Most bytes of a request."""
+"""Maximum bytes of a request."""
 BODY_SECONDS = 30.0
 """Seconds for the body of a request to arrive."""
 MAX_WAITING = 512
-"""Most completions that wait for a slot, and most requests that are read; what comes beyond them is refused."""
+"""Maximum completions that wait for a slot, and requests that are read; what comes beyond them is refused."""
 MAX_BODIES = 256 << 20
-"""Most bytes of all requests that are read."""
+"""Maximum bytes of all requests that are read."""
 
 
 @dataclass
 class Load:
-    """What requests take until they are read."""
+    """Load of the requests that are being read."""
 
     requests: int = 0
-    """Those that have arrived."""
+    """Number that have arrived."""
     bytes: int = 0
-    """Of all, as far as they have arrived."""
+    """Bytes of all, as far as they have arrived."""
 
 
 @dataclass(frozen=True)
 class Service:
     """One model behind OpenAI's endpoints."""
 
-    engine: Engine
-    reader: Reader
+    engine: ServingEngine
+    reader: RequestReader
     spelling: Spelling
     load: Load = field(default_factory=Load)
 
@@ -74,14 +74,14 @@ class Service:
 
     async def chat(self, request: Request) -> Response:
         """POST /v1/chat/completions."""
-        return await self._answer(request, await self._question("chat", request))
+        return await self._answer(request, await self._query("chat", request))
 
     async def text(self, request: Request) -> Response:
         """POST /v1/completions."""
-        return await self._answer(request, await self._question("text", request))
+        return await self._answer(request, await self._query("text", request))
 
-    async def _question(self, kind: Kind, request: Request) -> Question:
-        """What is asked. Neither its JSON nor its texts are read here, where all others would wait for it."""
+    async def _query(self, kind: Kind, request: Request) -> CompletionQuery:
+        """Read what is asked. Neither its JSON nor its texts are read here, where all others would wait for it."""
         async with _body(request, self.load) as body:
             self._check_room(self.load.requests + 1)
             self.load.requests += 1
@@ -91,12 +91,12 @@ class Service:
             finally:
                 self.load.requests -= 1
 
-    async def _answer(self, request: Request, question: Question) -> Response:
-        self._check_room(len(question.asked))
-        delivery = Delivery(question.asked)
+    async def _answer(self, request: Request, query: CompletionQuery) -> Response:
+        self._check_room(len(query.requests))
+        delivery = Delivery(query.requests)
         self.engine.submit(*delivery.jobs)
-        replies = Replies(question, self.model, self.spelling)
-        if question.stream:
+        replies = Replies(query, self.model, self.spelling)
+        if query.stream:
             return StreamingResponse(_events(delivery, replies), media_type="text/event-stream")
         return await _unless_gone(request, delivery, replies)
 
@@ -108,19 +108,19 @@ class Service:
 class Delivery:
     """The pieces of a request's completions, from the engine's thread to the server's loop."""
 
-    def __init__(self, asked: tuple[Asked, ...]) -> None:
-        self._queue: asyncio.Queue[tuple[int, Piece]] = asyncio.Queue()
+    def __init__(self, requests: tuple[CompletionRequest, ...]) -> None:
+        self._queue: asyncio.Queue[tuple[int, CompletionPiece]] = asyncio.Queue()
         self._loop = asyncio.get_running_loop()
-        self.jobs = [Job(each, self._deliverer(number)) for number, each in enumerate(asked)]
+        self.jobs = [CompletionJob(each, self._deliverer(number)) for number, each in enumerate(requests)]
 
-    def _deliverer(self, number: int) -> Callable[[Piece], None]:
-        def deliver(piece: Piece) -> None:
+    def _deliverer(self, number: int) -> Callable[[CompletionPiece], None]:
+        def deliver(piece: CompletionPiece) -> None:
             with suppress(RuntimeError):  # the server has ended, and nobody waits
                 self._loop.call_soon_threadsafe(self._queue.put_nowait, (number, piece))
 
         return deliver
 
-    async def pieces(self) -> AsyncIterator[tuple[int, Piece]]:
+    async def pieces(self) -> AsyncIterator[tuple[int, CompletionPiece]]:
         """The number of a completion and a piece of it, as they come; Refusal where one failed. However this ends,
         completions that are not finished are given up."""
         left = len(self.jobs)
@@ -166,7 +166,7 @@ async def _whole(delivery: Delivery, replies: Replies) -> Response:
 async def _events(delivery: Delivery, replies: Replies) -> AsyncIterator[str]:
     """Server-sent events, as OpenAI's clients read them."""
     try:
-        if replies.question.is_chat:
+        if replies.query.is_chat:
             for number in range(len(delivery.jobs)):
                 yield _event(replies.first(number))
         async for number, piece in delivery.pieces():
@@ -176,14 +176,14 @@ async def _events(delivery: Delivery, replies: Replies) -> AsyncIterator[str]:
                 yield _event(replies.part(number, piece.text, (), None))
             if piece.finish is not None:
                 yield _event(replies.part(number, "", (), piece.finish))
-        if replies.question.with_usage:
+        if replies.query.with_usage:
             yield _event(replies.end(delivery.tokens))
     except Refusal as refusal:
         yield _event(refusal.body)
     yield "data: [DONE]\n\n"
 
 
-def _with_logprobs(replies: Replies, number: int, piece: Piece) -> str:
+def _with_logprobs(replies: Replies, number: int, piece: CompletionPiece) -> str:
     return _event(replies.part(number, piece.text, piece.logprobs, None))
 
 
@@ -220,7 +220,7 @@ def _too_large() -> Refusal:
     return Refusal(f"the request has more than {MAX_BODY >> 20} MiB: send less", status=413)
 
 
-def application(engine: Engine, reader: Reader, *, port: int, token: str | None) -> ASGIApp:
+def application(engine: ServingEngine, reader: RequestReader, *, port: int, token: str | None) -> ASGIApp:
     """The application that serves one model at a port."""
     service = Service(engine, reader, Spelling(engine.tokenizer))
     files = {f"/{path.name}": (path.read_bytes(), KINDS[path.suffix]) for path in STATIC.iterdir()}
@@ -266,7 +266,7 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def is_loopback(made: socket.socket) -> bool:
-    """Whether only this machine reaches the socket."""
+    """True if only this machine reaches the socket."""
     host = made.getsockname()[0]
     return host == "::1" or host.startswith("127.")
 

@@ -6,7 +6,7 @@ All of it takes time that is linear in what was generated, however long the stop
 from collections.abc import Callable, Sequence
 
 UNFINISHED = "\N{REPLACEMENT CHARACTER}"
-"""What a tokenizer writes for bytes that are not yet a whole character."""
+"""Text that a tokenizer writes for bytes that are not yet a whole character."""
 TAIL = 8
 """Tokens whose text shows whether the last character is whole: one has four bytes at most."""
 
@@ -22,7 +22,7 @@ class StopString:
     def __init__(self, string: str) -> None:
         self._string = string
         self._fallbacks = [0]
-        """For each length of a match: the longest shorter one that the same text ends with."""
+        """The longest shorter match that the same text ends with, for each length of a match."""
         self.matched = 0
         """Length of the longest end of the text that the string begins with."""
 
@@ -32,15 +32,15 @@ class StopString:
     def search(self, part: str) -> int | None:
         """Read a further part of the text; where in it the string ends for the first time. Nothing is read behind."""
         string, fallbacks, matched = self._string, self._fallbacks, self.matched
-        place = 0
-        while place < len(part):
-            if not matched and (place := part.find(string[0], place)) < 0:
+        index = 0
+        while index < len(part):
+            if not matched and (index := part.find(string[0], index)) < 0:
                 break
-            if part[place] == string[matched]:
+            if part[index] == string[matched]:
                 matched += 1
-                place += 1
+                index += 1
                 if matched == len(string):
-                    return place
+                    return index
                 if matched > len(fallbacks):
                     fallbacks.append(self._fallback(matched))
             else:
@@ -73,9 +73,9 @@ class TextStream:
         self._whole = 0
         """Number of tokens whose text is whole."""
         self._text = ""
-        """What was not taken yet."""
+        """Text that was not taken yet."""
         self.stopped = False
-        """Whether a stop string was found; the text ends before it."""
+        """True once a stop string was found; the text ends before it."""
 
     def add(self, token: int) -> None:
         self._tokens.append(token)

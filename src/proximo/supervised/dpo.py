@@ -21,9 +21,9 @@ from proximo.models.compiling import allow_compiling
 from proximo.models.model_types import PreTrainedModel
 from proximo.models.shipped import resolve
 from proximo.models.stop_tokens import declared_ends
-from proximo.runs.session import Attempt
+from proximo.runs.session import RunSession
 from proximo.supervised.encoding import Encoded, EncodedRows, Prepared, prepare
-from proximo.supervised.fitting import FitOptions, Fitted, fit_attempt
+from proximo.supervised.fitting import FitOptions, Fitted, fit_session
 from proximo.supervised.reference import (
     Reference,
     compute_reference,
@@ -73,7 +73,7 @@ def dpo(
     config: DpoConfig,
     folder: Path,
     say: Callable[[str], None],
-    attempt: Attempt | None = None,
+    session: RunSession | None = None,
     ranks: HoldsStages | None = None,
 ) -> Fitted:
     """Check the data, compute the reference log-probs once, then train with one model in memory. `ranks` holds that
@@ -81,11 +81,13 @@ def dpo(
 
     Example: dpo(DpoConfig(DataFile("pairs.jsonl"), model="runs/sft"), Path("runs/dpo"), print)
     """
-    result = once(folder, toml.dumps(config), attempt, lambda taken: _dpo(config, taken, say, ranks))
+    result = once(folder, toml.dumps(config), session, lambda taken: _dpo(config, taken, say, ranks))
     return Fitted.from_dict(result, folder)
 
 
-def _dpo(config: DpoConfig, attempt: Attempt, say: Callable[[str], None], ranks: HoldsStages | None) -> dict[str, Any]:
+def _dpo(
+    config: DpoConfig, session: RunSession, say: Callable[[str], None], ranks: HoldsStages | None
+) -> dict[str, Any]:
     """Train; the result is a `Fitted` as a dict, as it is stored."""
     path = resolve(config.model)
     if config.adapter is not None:
@@ -121,11 +123,11 @@ def _dpo(config: DpoConfig, attempt: Attempt, say: Callable[[str], None], ranks:
     reference = known
 
     def report() -> None:
-        data.report(attempt.log, say)
-        write_reference(attempt.folder / "reference.parquet", reference, data)
+        data.report(session.log, say)
+        write_reference(session.folder / "reference.parquet", reference, data)
 
     stage = Preferences(model, data, reference, config.loss, config.fit)
-    fitted = fit_attempt(attempt, stage, held, config.fit, tokenizer, config.seed, say, report, ranks)
+    fitted = fit_session(session, stage, held, config.fit, tokenizer, config.seed, say, report, ranks)
     return replace(fitted, skipped=len(data.mistakes)).to_dict()
 
 

@@ -11,7 +11,7 @@ from proximo.models.model_types import PreTrainedTokenizerBase
 from proximo.runs.checkpoints import CHECKPOINTS, Saver, save, saved
 from proximo.runs.files import RESULT
 from proximo.runs.log import RunLog
-from proximo.runs.session import Attempt
+from proximo.runs.session import RunSession
 from proximo.runs.signals import Stop, Stopped
 from proximo.supervised.schedule import FitOptions, Schedule
 from proximo.supervised.snapshots import BestStep, read_point, write_point
@@ -97,8 +97,8 @@ def fit(
     )
 
 
-def fit_attempt(
-    attempt: Attempt,
+def fit_session(
+    session: RunSession,
     stage: Stage,
     held: StageModel,
     options: FitOptions,
@@ -111,19 +111,19 @@ def fit_attempt(
     """Run `fit` as one attempt at a run; the attempt is recorded, and `report` called, once training can start."""
 
     def start() -> None:
-        attempt.start()
+        session.start()
         report()
 
     return fit(
         stage,
         options,
         tokenizer=tokenizer,
-        log=attempt.log,
+        log=session.log,
         seed=seed,
         say=say,
         held=held,
         ranks=ranks,
-        point=attempt.resume_from,
+        point=session.resume_from,
         start=start,
     )
 
@@ -154,7 +154,7 @@ class _Fitting:
     def seconds(self) -> float:
         return self.spent + time.perf_counter() - self.start
 
-    def begin(self, point: Path | None, start: Callable[[], None]) -> None:
+    def open_session(self, point: Path | None, start: Callable[[], None]) -> None:
         """Start from scratch, or resume from a snapshot."""
         if point is None:
             start()

@@ -19,9 +19,9 @@ from proximo.models.model_types import PreTrainedModel
 from proximo.models.reward_models import completion_scores, load_reward_model, pad_token
 from proximo.models.shipped import resolve
 from proximo.models.stop_tokens import declared_ends
-from proximo.runs.session import Attempt
+from proximo.runs.session import RunSession
 from proximo.supervised.encoding import Encoded, EncodedRows, prepare, to_rows
-from proximo.supervised.fitting import FitOptions, Fitted, fit_attempt
+from proximo.supervised.fitting import FitOptions, Fitted, fit_session
 from proximo.supervised.snapshots import once
 from proximo.supervised.stage_model import HoldsStages, StageModel, check_ranks, loading_place, stage_model
 from proximo.types.tensor_types import Float
@@ -57,7 +57,7 @@ def train_reward_model(
     config: RewardModelConfig,
     folder: Path,
     say: Callable[[str], None],
-    attempt: Attempt | None = None,
+    session: RunSession | None = None,
     ranks: HoldsStages | None = None,
 ) -> Fitted:
     """Train into a run folder; data that cannot be used is refused before the model loads. `ranks` holds the model on
@@ -65,12 +65,12 @@ def train_reward_model(
 
     Example: train_reward_model(RewardModelConfig(DataFile("pairs.jsonl"), "runs/sft"), Path("runs/judge"), print)
     """
-    result = once(folder, toml.dumps(config), attempt, lambda taken: _trained(config, taken, say, ranks))
+    result = once(folder, toml.dumps(config), session, lambda taken: _trained(config, taken, say, ranks))
     return Fitted.from_dict(result, folder)
 
 
 def _trained(
-    config: RewardModelConfig, attempt: Attempt, say: Callable[[str], None], ranks: HoldsStages | None
+    config: RewardModelConfig, session: RunSession, say: Callable[[str], None], ranks: HoldsStages | None
 ) -> dict[str, Any]:
     """Train; the result is a `Fitted` as a dict, as it is stored."""
     path = resolve(config.model)
@@ -83,9 +83,9 @@ def _trained(
     stage = Judgement(model, data.train, data.held_out, config.loss, config.fit.token_budget)
 
     def report() -> None:
-        data.report(attempt.log, say)
+        data.report(session.log, say)
 
-    fitted = fit_attempt(attempt, stage, held, config.fit, tokenizer, config.seed, say, report, ranks)
+    fitted = fit_session(session, stage, held, config.fit, tokenizer, config.seed, say, report, ranks)
     return replace(fitted, skipped=len(data.mistakes)).to_dict()
 
 

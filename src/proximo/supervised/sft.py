@@ -35,9 +35,9 @@ from proximo.models.compiling import allow_compiling
 from proximo.models.model_types import PreTrainedModel, PreTrainedTokenizerBase
 from proximo.models.shipped import resolve
 from proximo.models.stop_tokens import declared_ends
-from proximo.runs.session import Attempt
+from proximo.runs.session import RunSession
 from proximo.supervised.encoding import Encoded, EncodedRows, Limit, Prepared, encode, prepare, to_rows
-from proximo.supervised.fitting import FitOptions, Fitted, fit_attempt
+from proximo.supervised.fitting import FitOptions, Fitted, fit_session
 from proximo.supervised.snapshots import once
 from proximo.supervised.stage_model import HoldsStages, StageModel, check_ranks, loading_place, stage_model
 from proximo.tasks import Arithmetic, Split, Task, TaskOptions
@@ -103,7 +103,7 @@ def sft(
     config: SftConfig,
     folder: Path,
     say: Callable[[str], None],
-    attempt: Attempt | None = None,
+    session: RunSession | None = None,
     ranks: HoldsStages | None = None,
 ) -> Fitted:
     """Fine-tune into a run folder; data that cannot be used is refused before the model loads. `ranks` holds the model
@@ -111,11 +111,13 @@ def sft(
 
     Example: sft(SftConfig(DataFile("chats.jsonl"), model="runs/base"), Path("runs/sft"), print)
     """
-    result = once(folder, toml.dumps(config), attempt, lambda taken: _sft(config, taken, say, ranks))
+    result = once(folder, toml.dumps(config), session, lambda taken: _sft(config, taken, say, ranks))
     return Fitted.from_dict(result, folder)
 
 
-def _sft(config: SftConfig, attempt: Attempt, say: Callable[[str], None], ranks: HoldsStages | None) -> dict[str, Any]:
+def _sft(
+    config: SftConfig, session: RunSession, say: Callable[[str], None], ranks: HoldsStages | None
+) -> dict[str, Any]:
     """Train; the result is a `Fitted` as a dict, as it is stored."""
     path = None if config.model is None else resolve(config.model)
     if path is not None and config.adapter is not None:
@@ -127,9 +129,9 @@ def _sft(config: SftConfig, attempt: Attempt, say: Callable[[str], None], ranks:
     stage = Supervised(model, data.train, data.held_out, token_budget=config.fit.token_budget, dynamic=config.dynamic)
 
     def report() -> None:
-        data.report(attempt.log, say)
+        data.report(session.log, say)
 
-    fitted = fit_attempt(attempt, stage, held, config.fit, tokenizer, config.seed, say, report, ranks)
+    fitted = fit_session(session, stage, held, config.fit, tokenizer, config.seed, say, report, ranks)
     return replace(fitted, skipped=len(data.mistakes)).to_dict()
 
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from proximo.runs.checkpoints import STATE, place, saved
+from proximo.runs.checkpoints import STATE, checkpoint_path, saved
 from proximo.runs.files import POINTS
-from proximo.runs.session import Attempt, begin
-from proximo.runs.state import RUN_STATE, naming_io, read_facts, write_json
+from proximo.runs.session import RunSession, open_session
+from proximo.runs.state import RUN_STATE, naming_io, read_values, write_json
 from proximo.supervised.stage_model import StageModel
 from proximo.system.folders import remove_folder, write_folder
 from proximo.system.opening import make_folder, remove
@@ -46,7 +46,7 @@ def write_point(folder: Path, values: Mapping[str, Any], held: StageModel, more:
             write_json(state / RUN_STATE, values)
             held.write(state)
 
-    write_folder(place(folder / POINTS, values["step"]), fill, more)
+    write_folder(checkpoint_path(folder / POINTS, values["step"]), fill, more)
     for old in saved(folder / POINTS, values["step"])[KEPT:]:
         remove_folder(old)
 
@@ -54,22 +54,22 @@ def write_point(folder: Path, values: Mapping[str, Any], held: StageModel, more:
 def read_point(point: Path, held: StageModel) -> dict[str, Any]:
     """Restore a stage's model and optimizer; returns the other values."""
     held.read(point / STATE)
-    return read_facts(point / STATE)
+    return read_values(point / STATE)
 
 
 def once(
     folder: Path,
     config_toml: str,
-    attempt: Attempt | None,
-    work: Callable[[Attempt], dict[str, Any]],
+    session: RunSession | None,
+    work: Callable[[RunSession], dict[str, Any]],
 ) -> dict[str, Any]:
-    """A stage's result: that of `work`, or the stored one if the stage is already finished. Without an `attempt` from
+    """A stage's result: that of `work`, or the stored one if the stage is already finished. Without a `session` from
     the caller, the folder is locked here."""
     with ExitStack() as until:
-        attempt = attempt or until.enter_context(begin(folder, config_toml, points=POINTS))
-        if attempt.result is None:
-            attempt.result = work(attempt)
-            attempt.finish(attempt.result)
+        session = session or until.enter_context(open_session(folder, config_toml, points=POINTS))
+        if session.result is None:
+            session.result = work(session)
+            session.finish(session.result)
             with suppress(OSError):
                 remove(folder / POINTS)
-        return attempt.result
+        return session.result

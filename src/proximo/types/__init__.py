@@ -27,7 +27,7 @@ class Problem:
     prompt: str | tuple[Message, ...]
     """Text that is used as it is, or a conversation for the chat template."""
     answer: Any
-    """What a grader compares with; None where it needs nothing."""
+    """Value that a grader compares with; None where it needs nothing."""
     data: Mapping[str, Any] = field(default_factory=dict)
     """Further columns of the data set, for reward functions."""
     source: str = ""
@@ -38,19 +38,20 @@ class Problem:
 
 @dataclass(frozen=True)
 class Request:
-    """What a sampler is asked for: `num_samples` completions of one prompt."""
+    """Order to a sampler: `num_samples` completions of one prompt."""
 
     key: int
     """Names the prompt to the random numbers: the same key, turn, seed and step give the same draws."""
     prompt_tokens: tuple[int, ...]
     num_samples: int
     turn: int = 0
-    """Which turn of a conversation is sampled, counted from 0; each has random numbers of its own."""
+    """Number of the conversation's turn that is sampled, from 0; each has random numbers of its own."""
     first_sample: int = 0
     """The number of the first sample. A later turn asks for each sample alone, since their prompts then differ, and
     gives its number here."""
     max_tokens: int | None = None
-    """Its own limit, where that is below the options': what earlier turns have left. None: the options' alone."""
+    """Limit of this request, where that is below the options': what earlier turns have left. None: the options'
+    alone."""
 
     def limit(self, max_tokens: int) -> int:
         """Tokens of a completion at most, where the options allow `max_tokens`."""
@@ -58,7 +59,7 @@ class Request:
 
 
 MALFORMED = "call"
-"""What failed with a turn that answers a call which could not be read."""
+"""Value of `Turn.failed` where a turn answers a call that could not be read."""
 
 
 @dataclass(frozen=True)
@@ -71,14 +72,15 @@ class Turn:
     end: int
     """Number of the completion's tokens up to its end."""
     reward: float | None = None
-    """What the policy earned by it; NaN: unscored. None: it earns nothing by itself, the whole completion is graded."""
+    """Reward that the policy earned by it; NaN: unscored. None: it earns nothing by itself, the whole completion is
+    graded."""
     failed: str = ""
-    """What went wrong with it, such as a tool that raised; empty: nothing."""
+    """Failure of the turn, such as a tool that raised; empty: none."""
 
 
 @dataclass(frozen=True)
 class Completion:
-    """What follows a prompt: the tokens that the policy sampled, and between them any that it did not."""
+    """Continuation of a prompt: the tokens that the policy sampled, and between them any that it did not."""
 
     tokens: tuple[int, ...]
     """Token ids; an end-of-sequence token that was sampled is the last of them."""
@@ -90,22 +92,22 @@ class Completion:
     finish: Literal["stop", "length"]
     """Ended by itself (end of sequence or a stop string), or cut at the limit."""
     version: int = 0
-    """How many updates the policy had seen; where it was updated on the way, at the first token or before."""
+    """Number of updates that the policy had seen; where it was updated on the way, at the first token or before."""
     entropies: tuple[float, ...] = field(default=(), compare=False, repr=False)
-    """Of the policy before each token, in nats, at the sampling temperature and before any truncation; empty where the
-    sampler does not say."""
+    """Entropy of the policy before each token, in nats, at the sampling temperature and before any truncation; empty
+    where the sampler does not say."""
     routes: Tensor | None = field(default=None, compare=False, repr=False)
     """[T, L, K]: the experts each token went to when it was read back, -1 at the last, which never was; or None."""
     prompt_routes: Tensor | None = field(default=None, compare=False, repr=False)
     """The same of the prompt."""
     sampled: tuple[bool, ...] = ()
-    """Whether the policy sampled each token: False for a tool's or an environment's, which the model reads and is not
-    trained on. Empty: it sampled all of them."""
+    """True for each token that the policy sampled, False for a tool's or an environment's, which the model reads and is
+    not trained on. Empty: it sampled all of them."""
     versions: tuple[int, ...] = ()
-    """How many updates the policy had seen at each token, where it was updated while the completion was sampled.
+    """Number of updates that the policy had seen at each token, where it was updated while the completion was sampled.
     Empty: `version` at all of them."""
     turns: tuple[Turn, ...] = ()
-    """Its messages, the policy's and the environment's, in order. Empty: it is one reply."""
+    """Messages of the completion, the policy's and the environment's, in order. Empty: it is one reply."""
 
     def __post_init__(self) -> None:
         ends = [turn.end for turn in self.turns]
@@ -128,7 +130,7 @@ class Completion:
 
     @property
     def messages(self) -> list[dict[str, str]]:
-        """As messages: one reply, or all turns of several."""
+        """The completion as messages: one reply, or all turns of several."""
         turns = [{"role": turn.role, "content": turn.text} for turn in self.turns]
         return turns or [{"role": "assistant", "content": self.text}]
 
@@ -184,7 +186,7 @@ class Group:
     prompt_tokens: tuple[int, ...]
     rollouts: tuple[Rollout, ...]
     ordinal: int | None = field(default=None, compare=False)
-    """Which of a run's draws the problem was, counted from 0; None outside of runs."""
+    """Number of the run's draw that gave the problem, from 0; None outside of runs."""
 
     @property
     def samples(self) -> tuple[Rollout, ...]:
@@ -193,7 +195,7 @@ class Group:
 
     @property
     def first_rows(self) -> list[int]:
-        """For each row the first one of its sample."""
+        """Index of the first row of each row's sample."""
         first: dict[int, int] = {}
         return [
             row if each.sample is None else first.setdefault(each.sample, row) for row, each in enumerate(self.rollouts)
@@ -201,7 +203,8 @@ class Group:
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """On a device. A copy to a GPU starts and is not waited for: from ordinary memory it would stop all work there."""
+    """Copy to a device. A copy to a GPU starts and is not waited for: from ordinary memory it would stop all work
+    there."""
     if device.type == "cuda" and tensor.device.type == "cpu":
         return tensor.pin_memory().to(device, non_blocking=True)
     return tensor.to(device)
@@ -246,7 +249,7 @@ class Batch:
     values: Tensor | None = None
     returns: Tensor | None = None
     groups: tuple[Group, ...] = ()
-    """Where the rows come from, one for each prompt; empty where they were made of tensors alone."""
+    """Groups that the rows come from, one for each prompt; empty where they were made of tensors alone."""
     sibling: Tensor | None = None
     """[B]: which of its group's rollouts."""
     routes: Tensor | None = None
@@ -267,7 +270,7 @@ class Batch:
         return self.sampled.sum(dim=1)
 
     def to(self, device: torch.device) -> "Batch":
-        """Without waiting for what the device is doing."""
+        """Copy to a device, without waiting for what that is doing."""
         return self._each(lambda tensor: to_device(tensor, device))
 
     def rows(self, index: Tensor) -> "Batch":
@@ -283,7 +286,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class Stats:
-    """What one loss call saw, as numbers that add up exactly over micro-batches.
+    """Statistics of one loss call, as numbers that add up exactly over micro-batches.
 
     Tensors stay on their device until `floats` is called, so that counting costs no synchronisation.
 
@@ -305,7 +308,7 @@ class Stats:
         )
 
     def double(self) -> "Stats":
-        """In float64, to be added up without rounding."""
+        """Statistics in float64, to be added up without rounding."""
         kinds = (self.totals, self.token_sums, self.peaks)
         return Stats(*({name: value.double() for name, value in each.items()} for each in kinds))
 

@@ -52,11 +52,11 @@ def test_differences_are_paired_by_problem():
     first, other = result("a", [1, 0, 1, 0]), result("b", [1, 1, 1, NAN])
     found = other.difference(first)
     assert (found.difference, found.wins, found.losses) == (pytest.approx(1 / 3), 1, 0)
-    facts = other.facts(first)
+    facts = other.to_dict(first)
     assert facts["difference"] == pytest.approx(1 / 3)
     assert facts["difference_low"] < 0 < facts["difference_high"]
     assert (facts["better"], facts["worse"], facts["verdict"]) == (1, 0, "within noise")
-    assert "difference" not in first.facts()
+    assert "difference" not in first.to_dict()
 
 
 def test_the_table_has_a_line_for_each_model():

@@ -20,18 +20,28 @@ import torch
 from proximo.algorithms import DAPO, GRPO, PPO, explain
 from proximo.cli import main
 from proximo.config import toml
-from proximo.insight.compare import Budget, ComparisonPlan, Failure, Job, Place, Result, fair_line, make_plan, run_jobs
+from proximo.insight.compare import (
+    Budget,
+    ComparisonFolder,
+    ComparisonPlan,
+    ComparisonResult,
+    RunFailure,
+    RunJob,
+    fair_line,
+    make_plan,
+    run_jobs,
+)
 from proximo.insight.compare import comparison_folder as place_module
 from proximo.insight.compare import workers as crew
 from proximo.insight.compare.fairness import checks, first_difference
-from proximo.insight.compare.measured import MEASURES, Run
+from proximo.insight.compare.measured import MEASURES, MeasuredRun
 from proximo.insight.compare.page.verdicts import verdict_lines
 from proximo.insight.compare.page.writing import html, markdown, sections
 from proximo.insight.compare.paired import answer_difference, seed_difference
 from proximo.insight.compare.runs import gathered
 from proximo.insight.compare.worker import train_one
 from proximo.insight.folder import RunFolder
-from proximo.insight.report.facts import gather
+from proximo.insight.report.run_details import gather
 from proximo.losses import Clip, KeepAll, SequenceMean
 from proximo.losses.intervals import T95
 from proximo.models import tiny_model, tiny_tokenizer
@@ -42,7 +52,7 @@ from proximo.rl.config import EvaluationOptions, RunConfig, TrainingOptions
 from proximo.rl.progress import ProgressLines
 from proximo.rl.train import train
 from proximo.runs.files import METRICS
-from proximo.runs.session import begin
+from proximo.runs.session import open_session
 from proximo.runs.signals import Stopped
 from proximo.samplers.sampler import SamplingOptions
 from proximo.system.machine import Machine
@@ -140,7 +150,7 @@ def test_a_damaged_row_does_not_keep_a_run_from_going_on(policy, tmp_path):
 
 
 def resume(config: RunConfig, folder: Path, *, accept_lost: bool = False) -> None:
-    with begin(folder, toml.dumps(config), allowed=["max_generated_tokens"], accept_lost=accept_lost) as attempt:
+    with open_session(folder, toml.dumps(config), allowed=["max_generated_tokens"], accept_lost=accept_lost) as attempt:
         train(training_run.Run(config, folder, ProgressLines()), attempt)
 
 
@@ -426,7 +436,7 @@ def configs(*names: str) -> list[tuple[str, RunConfig]]:
     return [(card.name, with_algorithm(SMALL, card.value)) for card in cards]
 
 
-def trained(plan: ComparisonPlan, place: Place) -> None:
+def trained(plan: ComparisonPlan, place: ComparisonFolder) -> None:
     """In this process."""
     place.settle(plan, {each.name: MACHINE for each in plan.contenders}, ["proximo", "compare"])
     for job in plan.jobs():
@@ -434,35 +444,35 @@ def trained(plan: ComparisonPlan, place: Place) -> None:
 
 
 @pytest.fixture(scope="module")
-def compared(tmp_path_factory) -> tuple[ComparisonPlan, Place]:
+def compared(tmp_path_factory) -> tuple[ComparisonPlan, ComparisonFolder]:
     """GRPO, its twin and DAPO, two seeds, two steps each."""
     torch.set_default_dtype(torch.float32)
     plan = make_plan(configs("grpo", "grpo", "dapo"), 2, Budget("updates", 4))
-    place = Place(tmp_path_factory.mktemp("compared") / "here")
+    place = ComparisonFolder(tmp_path_factory.mktemp("compared") / "here")
     trained(plan, place)
     return plan, place
 
 
-def read(plan: ComparisonPlan, place: Place) -> dict[str, list[Run]]:
-    found: dict[str, list[Run]] = {}
+def read(plan: ComparisonPlan, place: ComparisonFolder) -> dict[str, list[MeasuredRun]]:
+    found: dict[str, list[MeasuredRun]] = {}
     for job in plan.jobs():
-        found.setdefault(job.contender, []).append(Run(job, gather(RunFolder(place.run(job)))))
+        found.setdefault(job.contender, []).append(MeasuredRun(job, gather(RunFolder(place.run(job)))))
     return found
 
 
 @pytest.fixture(scope="module")
-def runs(compared) -> dict[str, list[Run]]:
+def runs(compared) -> dict[str, list[MeasuredRun]]:
     return read(*compared)
 
 
 @pytest.fixture(scope="module")
-def result(compared) -> Result:
+def result(compared) -> ComparisonResult:
     plan, place = compared
     return gathered(plan, place, [], "proximo compare these")
 
 
-def completions(run: Run, step: int) -> Counter:
-    found = RunFolder(run.facts.run.path).step(step)
+def completions(run: MeasuredRun, step: int) -> Counter:
+    found = RunFolder(run.details.run.path).step(step)
     tokens = [tuple(row.tolist()) for row in found.batch.tokens.split(found.batch.lengths.tolist())]
     return Counter(zip(found.problem, tokens, strict=True))
 
@@ -470,7 +480,7 @@ def completions(run: Run, step: int) -> Counter:
 def test_the_first_rollout_is_the_same_for_all_algorithms(runs, result, tmp_path):
     plan, place = (
         make_plan(configs("ppo", "gspo", "sapo", "rloo"), 1, Budget("tokens", 16)),
-        Place(tmp_path),
+        ComparisonFolder(tmp_path),
     )
     trained(plan, place)
     others = read(plan, place)
@@ -481,9 +491,9 @@ def test_the_first_rollout_is_the_same_for_all_algorithms(runs, result, tmp_path
         # Dynamic sampling: the first round is that rollout, and other prompts fill up for what it drops.
         found = completions(runs["dapo"][seed], 1)
         assert wanted < found
-        assert "dropped" in RunFolder(runs["dapo"][seed].facts.run.path).step(1).state
+        assert "dropped" in RunFolder(runs["dapo"][seed].details.run.path).step(1).state
     for name, (run,) in others.items():
-        assert run.facts.steps_done == 1
+        assert run.details.steps_done == 1
         assert completions(run, 1) == completions(runs["grpo"][0], 1), name
     assert completions(runs["grpo"][0], 1) != completions(runs["grpo"][1], 1)
     assert result.fair, result.checks
@@ -518,17 +528,17 @@ def test_ways_part_where_the_completions_do(runs, copied):
     # Without rollouts nothing can be told; what one did alone is another way.
     spoilt = read(*copied)["grpo"][0]
     assert first_difference(spoilt, dapo) == 2
-    spoilt.facts.run.step_file(2).unlink()
+    spoilt.details.run.step_file(2).unlink()
     assert first_difference(spoilt, dapo) is None
     assert first_difference(dapo, spoilt) is None
-    shorter = Run(spoilt.job, replace(spoilt.facts, metrics=spoilt.facts.metrics[:2]))
-    assert shorter.facts.steps_done == 1
+    shorter = MeasuredRun(spoilt.job, replace(spoilt.details, metrics=spoilt.details.metrics[:2]))
+    assert shorter.details.steps_done == 1
     assert first_difference(shorter, twin) == first_difference(twin, shorter) == 2
 
 
 def test_the_numbers_are_those_of_the_runs(runs, result):
     run = runs["dapo"][1]
-    held_out = [row for row in rows(run.facts.run.path) if "held_out/outcome" in row]
+    held_out = [row for row in rows(run.details.run.path) if "held_out/outcome" in row]
     (curve,) = [
         each for each in result.curves if (each.contender, each.measure, each.axis) == ("dapo", "held_out", "steps")
     ]
@@ -538,16 +548,16 @@ def test_the_numbers_are_those_of_the_runs(runs, result):
     (tokens,) = [
         each for each in result.curves if (each.contender, each.measure, each.axis) == ("dapo", "length", "tokens")
     ]
-    trained = [row for row in rows(run.facts.run.path) if "length" in row]
+    trained = [row for row in rows(run.details.run.path) if "length" in row]
     assert tokens.seeds[1] == list(
-        zip(tokens_after(run.facts.run.path), (row["length"] for row in trained), strict=True)
+        zip(tokens_after(run.details.run.path), (row["length"] for row in trained), strict=True)
     )
     # Entropy is of everything that was sampled: by hand from the tokens of a step.
-    batch = RunFolder(run.facts.run.path).step(1).batch
+    batch = RunFolder(run.details.run.path).step(1).batch
     assert run.surprise(1) == pytest.approx(-float(batch.rollout_logprobs[batch.mask].mean()), rel=1e-5)
     (standing,) = [each for each in result.contenders if each.name == "dapo"]
     assert standing.updates == {0: 4, 1: 4}
-    assert standing.tokens[1] == tokens_after(run.facts.run.path)[-1]
+    assert standing.tokens[1] == tokens_after(run.details.run.path)[-1]
 
 
 def test_waste_and_memory_are_told_apart(result):
@@ -570,7 +580,9 @@ def test_only_settings_that_differ_are_listed(result):
 
 def test_what_is_no_longer_the_named_algorithm_is_said(tmp_path):
     wider = replace(SMALL, algorithm=replace(GRPO, gate=Clip(0.2, 0.5)), steps=1)
-    found = gathered(make_plan([("grpo", replace(SMALL, steps=1)), ("wider", wider)], 1), Place(tmp_path), [], "again")
+    found = gathered(
+        make_plan([("grpo", replace(SMALL, steps=1)), ("wider", wider)], 1), ComparisonFolder(tmp_path), [], "again"
+    )
     assert found.contenders[0].deviations == []
     assert "gate.high is 0.5, not 0.2" in found.contenders[1].deviations[0]
     assert found.contenders[1].unfinished == {0: "it ended early"}
@@ -581,14 +593,14 @@ def test_what_is_no_longer_the_named_algorithm_is_said(tmp_path):
 
 
 @pytest.fixture
-def copied(compared, tmp_path) -> tuple[ComparisonPlan, Place]:
+def copied(compared, tmp_path) -> tuple[ComparisonPlan, ComparisonFolder]:
     """To be spoilt."""
     plan, place = compared
     shutil.copytree(place.folder, tmp_path / "copy")
-    return replace(plan, contenders=plan.contenders[:2]), Place(tmp_path / "copy")
+    return replace(plan, contenders=plan.contenders[:2]), ComparisonFolder(tmp_path / "copy")
 
 
-def unequal(plan: ComparisonPlan, place: Place) -> list[str]:
+def unequal(plan: ComparisonPlan, place: ComparisonFolder) -> list[str]:
     return [check.what for check in checks(plan, read(plan, place)) if not check.equal]
 
 
@@ -619,7 +631,7 @@ def test_tokens_that_are_far_apart_are_not_an_equal_budget(copied):
 
     def budget(amount: int, first: int, second: int) -> tuple[bool, str]:
         spent = [
-            Run(run.job, replace(run.facts, result={**run.result, "generated_tokens": tokens}))
+            MeasuredRun(run.job, replace(run.details, result={**run.result, "generated_tokens": tokens}))
             for run, tokens in ((ours, first), (theirs, second))
         ]
         limited = replace(plan, seeds=(0,), budget=Budget("tokens", amount))
@@ -668,7 +680,7 @@ def test_a_folder_whose_comparison_died_while_it_was_written_is_still_its_own(tm
     for parts in range(3):
         monkeypatch.setattr(place_module, "write_file", dies)
         whole.clear()
-        place = Place(tmp_path / str(parts))
+        place = ComparisonFolder(tmp_path / str(parts))
         with pytest.raises(KeyboardInterrupt):
             place.settle(plan, machines, [])
         monkeypatch.setattr(place_module, "write_file", writing)
@@ -692,7 +704,7 @@ def test_one_that_is_missing_is_left_out_and_said(copied):
     plan, place = copied
     job = next(job for job in plan.jobs() if job.name == "grpo-2-seed-1")
     (place.run(job) / "result.json").unlink()
-    found = gathered(plan, place, [Failure(job, "killed by signal 9")], "again")
+    found = gathered(plan, place, [RunFailure(job, "killed by signal 9")], "again")
     assert not found.fair
     assert found.contenders[1].unfinished == {1: "killed by signal 9"}
     assert found.differences[0].by_seed == {0: 0.0}
@@ -755,17 +767,19 @@ def test_the_command_reports_what_is_finished_and_trains_it_no_more(copied, monk
 # Processes
 
 
-def waiting_job(place: Place, *names: str) -> list[Job]:
+def waiting_job(place: ComparisonFolder, *names: str) -> list[RunJob]:
     for folder in ("runs", "logs"):
         (place.folder / folder).mkdir(parents=True, exist_ok=True)
     task = File("sums.jsonl", chat_template_kwargs={"enable_thinking": False})  # which cannot be hashed
-    return [Job(name, replace(SMALL, task=task)) for name in names]
+    return [RunJob(name, replace(SMALL, task=task)) for name in names]
 
 
 def script(monkeypatch, code: str) -> None:
     """In the place of a run: the code, with the job's name as its argument."""
 
-    def start(job: Job, place: Place, machine: Machine, accept_lost: bool, _: Starter) -> subprocess.Popen:
+    def start(
+        job: RunJob, place: ComparisonFolder, machine: Machine, accept_lost: bool, _: Starter
+    ) -> subprocess.Popen:
         with place.log(job).open("ab") as log:
             command = [sys.executable, "-S", "-c", code, job.contender, str(place.folder)]
             return subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
@@ -785,15 +799,15 @@ sys.exit(sys.argv[1] == "a")
 
 def test_one_that_fails_leaves_the_others_alone(tmp_path, monkeypatch):
     script(monkeypatch, FAILS)
-    place, most, log = Place(tmp_path), 0, []
+    place, most, log = ComparisonFolder(tmp_path), 0, []
     jobs = waiting_job(place, "a", "b", "c", "d")
 
-    def started(job: Job) -> None:
+    def started(job: RunJob) -> None:
         nonlocal most
         log.append(job.contender)
         most = max(most, len(log) - len(ended))
 
-    ended: dict[str, Failure | None] = {}
+    ended: dict[str, RunFailure | None] = {}
     failures = run_jobs(
         jobs, place, dict.fromkeys("abcd", MACHINE), 2,
         started=started, ended=lambda job, failure: ended.update({job.contender: failure}),
@@ -821,11 +835,11 @@ time.sleep(60)
 @pytest.mark.parametrize("asked", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_lets_every_process_save_and_end(asked, tmp_path, monkeypatch):
     script(monkeypatch, SAVES)
-    place = Place(tmp_path)
+    place = ComparisonFolder(tmp_path)
     jobs = waiting_job(place, "a", "b", "c")
     sent = threading.Event()
 
-    def waiting(running: Sequence[Job]) -> None:
+    def waiting(running: Sequence[RunJob]) -> None:
         if not sent.is_set() and len(list(tmp_path.glob("*.ready"))) == 2:
             sent.set()
             os.kill(os.getpid(), asked)
@@ -839,16 +853,16 @@ def test_a_signal_lets_every_process_save_and_end(asked, tmp_path, monkeypatch):
 
 def test_after_a_time_no_job_is_started_and_the_running_save_and_end(tmp_path, monkeypatch):
     script(monkeypatch, SAVES)
-    place, clock = Place(tmp_path), 0.0
+    place, clock = ComparisonFolder(tmp_path), 0.0
     jobs = waiting_job(place, "a", "b", "c")
     monkeypatch.setattr(crew.time, "monotonic", lambda: clock)
 
-    def waiting(running: Sequence[Job]) -> None:
+    def waiting(running: Sequence[RunJob]) -> None:
         nonlocal clock
         if len(list(tmp_path.glob("*.ready"))) == 2:
             clock = 100.0 if clock < 100 else 100.0 + crew.GRACE
 
-    began: list[Job] = []
+    began: list[RunJob] = []
     failures = run_jobs(
         jobs, place, dict.fromkeys("abc", MACHINE), 2,
         started=began.append, ended=lambda *_: pytest.fail("ended by itself"), waiting=waiting, until=100.0,

@@ -334,7 +334,7 @@ def test_what_is_no_run(arguments, message, tmp_path, monkeypatch, capsys):
 def test_the_end_of_a_run_names_the_worst(tmp_path):
     rows = steps(30, outcome=0.0, solved_by_any=0.0, completions=8, truncated=0.3, reference_kl=500.0)
     run = write_run(tmp_path / "run", rows)
-    *lines, last = summary(run, most=2)
+    *lines, last = summary(run, limit=2)
     assert [line.partition(":")[0] for line in lines] == [
         "failing, no-reward since step 10",
         "warning, kl-runaway since step 10",

@@ -7,8 +7,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from proximo.insight.lens.columns import Columns
-from proximo.insight.lens.files import complaint, facts_of
+from proximo.insight.lens.columns import RolloutColumns
+from proximo.insight.lens.files import complaint, metadata_of
 from proximo.insight.lens.steps import read_step
 from proximo.insight.lens.turns import read_turns
 from proximo.runs import rollout_files
@@ -55,8 +55,8 @@ def test_every_reader_refuses_a_file_that_holds_more_than_a_step_does(bomb, tmp_
             lambda: read_step(bomb, 0),
             lambda: read_columns(bomb, ["text"]),
             lambda: completion_rows(bomb),
-            lambda: Columns(file),
-            lambda: facts_of(file),
+            lambda: RolloutColumns(file),
+            lambda: metadata_of(file),
             lambda: opened(file),
             lambda: write_pairs(PairsConfig(str(tmp_path), str(tmp_path / "out.jsonl"))),
         ]

@@ -20,7 +20,7 @@ from proximo.insight.lens.explanations import why
 from proximo.insight.lens.lens import look, policy_loss
 from proximo.insight.lens.replay import chosen, compared
 from proximo.insight.lens.states import BLOCKED, TokenState
-from proximo.insight.lens.steps import Step
+from proximo.insight.lens.steps import StoredStep
 from proximo.insight.page import reader
 from proximo.losses import (
     BatchScaled,
@@ -170,7 +170,7 @@ def test_loss_and_gradient_are_those_of_policy_loss(name, log_ratio, tmp_path):
 # Words: each state has its sentence
 
 
-def sentence(step: Step, algorithm: Algorithm, row: int, token: int, own: Algorithm | None = None) -> str:
+def sentence(step: StoredStep, algorithm: Algorithm, row: int, token: int, own: Algorithm | None = None) -> str:
     return why(step, look(step, algorithm, config(own or algorithm)), row, token)
 
 
@@ -246,7 +246,7 @@ def test_gspo_is_quoted_with_as_many_digits_as_tell_a_ratio_from_its_edge(tmp_pa
     assert words == "A > 0 and ratio 1.0004001 > 1.0004, the gate's upper edge: no gradient"
 
 
-def two_groups(folder: Path, **changes) -> Step:
+def two_groups(folder: Path, **changes) -> StoredStep:
     """A mixed group of lengths 2 and 1 and one of equal outcomes, lengths 3 and 2, in one update."""
     mask = torch.tensor([[1, 1, 0], [1, 0, 0], [1, 1, 1], [1, 1, 0]]).bool()
     advantages = matrix([[0.5] * 3, [-0.5] * 3, [0.0] * 3, [0.0] * 3])
@@ -416,7 +416,7 @@ PLAIN_GAE = replace(PPO, shape=None, advantage=Gae(discount=1.0, decay=0.0))
 TO_GO = replace(REINFORCE_PP, shape=KlReward(0.5), advantage=ReturnToGo())
 
 
-def rows_under(step: Step, algorithm: Algorithm, settings: RunConfig) -> tuple[Tensor, list[str]]:
+def rows_under(step: StoredStep, algorithm: Algorithm, settings: RunConfig) -> tuple[Tensor, list[str]]:
     found, notes = advantages_under(step, algorithm, settings)
     return padded(step.layout, found), notes
 
@@ -433,7 +433,7 @@ def test_without_values_a_value_models_advantages_are_not_made_up(tmp_path):
     assert_stored(fixture_step(tmp_path), PPO, GRPO, ["no values were stored: the advantages are the run's own"])
 
 
-def assert_stored(step: Step, algorithm: Algorithm, own: Algorithm, notes: list[str]) -> None:
+def assert_stored(step: StoredStep, algorithm: Algorithm, own: Algorithm, notes: list[str]) -> None:
     found, said = rows_under(step, algorithm, config(own))
     assert torch.equal(found, torch.where(MASK, ADVANTAGES, 0.0))
     assert said == notes
@@ -576,7 +576,7 @@ def test_memory_follows_the_tokens_and_not_the_longest_of_them(tmp_path):
     # GRPO's clip stops the one that is good: e^0.3 > 1.2. Each of the others weighs 1/501 and has the same advantage.
     assert views["grpo"].blocked == 4_000 / tokens
     layout = run.step(0).layout
-    good, bad = (float(views["grpo"].seen.advantages[layout.place(row, 0)]) for row in (250, 0))
+    good, bad = (float(views["grpo"].seen.advantages[layout.position(row, 0)]) for row in (250, 0))
     assert_close(views["grpo"].policy_loss or 0.0, -(1.2 * good + 500 * math.exp(0.3) * bad) / 501, 1e-5)
     assert tokens < made.entries < 8 * tokens
 
@@ -599,7 +599,7 @@ def test_a_tokens_ratio_is_kept_apart_from_its_completions_where_they_differ(ord
     assert_close(seen.ratio[mask], mean.exp().expand(mask.shape)[mask], 1e-5)
 
 
-def random_step(folder: Path, random: batches.Batch, split: int) -> Step:
+def random_step(folder: Path, random: batches.Batch, split: int) -> StoredStep:
     """In `split` updates of whole groups."""
     rewards = random.outcome + 0.01 * torch.arange(len(random.outcome))
     batch = batch_of(

@@ -15,7 +15,16 @@ from proximo.cli import main
 from proximo.insight.folder import RunFolder
 from proximo.insight.lens.gradients import _halves, check_tokens, half_gradients, parameter_gradients
 from proximo.insight.lens.lens import look, policy_loss
-from proximo.insight.lens.replay import FIVE, OWN, chosen, compared, max_flipped, own_name, remarks, token_table
+from proximo.insight.lens.replay import (
+    FIVE,
+    OWN_ALGORITHM,
+    chosen,
+    compared,
+    max_flipped,
+    own_name,
+    remarks,
+    token_table,
+)
 from proximo.insight.lens.states import BLOCKED, TokenState
 from proximo.losses import Clip, ClipCovariance, CurrentPolicy, GeometricClip, IcePop, TokenTruncated, TopEntropy
 from proximo.models import load_model, load_tokenizer, tiny_model, tiny_moe, tiny_tokenizer
@@ -86,9 +95,9 @@ def assert_reproduced(run: RunFolder, number: int) -> list[TokenState]:
     assert replayed == pytest.approx(logged, rel=0, abs=1e-6)
     looks = [look(step, own, run.config, number=each) for each in range(step.passes)]
     losses = {place: loss for seen in looks for place, loss in seen.losses.items()}
-    assert sorted(losses) == list(range(len(step.facts["updates"])))
+    assert sorted(losses) == list(range(len(step.metadata["updates"])))
     for place, loss in losses.items():
-        known = step.facts["updates"][place]["policy_loss"]
+        known = step.metadata["updates"][place]["policy_loss"]
         assert loss == pytest.approx(known or 0.0, rel=0, abs=1e-6)  # None: all rows of it were dead
     return [TokenState(state) for seen in looks for state in seen.state.unique().tolist()]
 
@@ -135,7 +144,7 @@ def test_so_has_one_of_another_kind(name, runs):
         assert look(step, algorithm, run.config).correction.unique().numel() > 3
     elif name == "select":
         assert TokenState.DROPPED in found
-        assert step.facts["updates"][0]["version"] == 2
+        assert step.metadata["updates"][0]["version"] == 2
     elif name in ("ranked", "covariant"):
         assert TokenState.DROPPED in found
         assert run.rows("metrics.jsonl")[1]["dead_rows"] > 0
@@ -256,7 +265,7 @@ def test_thirds_are_of_completions_and_alike_for_alike_lengths(tmp_path):
 
 def test_an_algorithm_that_no_paper_has_goes_by_the_name_of_own(tmp_path):
     mine = replace(GRPO, gate=Clip(0.1, 0.5))
-    assert own_name(config(mine)) == OWN
+    assert own_name(config(mine)) == OWN_ALGORITHM
     assert own_name(config(replace(GSPO))) == "gspo"
     views = views_of(fixture_step(tmp_path), mine, "GRPO", "dr_grpo", "own")
     assert list(views) == ["own", "grpo", "dr-grpo"]
@@ -339,7 +348,7 @@ def test_the_gradient_of_the_parameters_is_the_one_that_training_had(kept):
     model = load_model(str(kept.path / "checkpoints" / "step-000001"))
     views = compared(step, kept.config, chosen(kept.config, ["gspo", "dapo"]))
     found = parameter_gradients(model, step, kept.config, views)
-    logged = step.facts["updates"][0]["gradient_norm"]
+    logged = step.metadata["updates"][0]["gradient_norm"]
     assert found.norms["sapo"] == pytest.approx(logged, rel=1e-4)
     assert found.gap == found.first_gap
     assert found.gap < 1e-5

@@ -183,7 +183,7 @@ def test_a_token_without_a_ratio_does_not_widen_the_gate_s_curve(tmp_path):
     run = store(tmp_path, GSPO, [Asked([*answers(1.0), never])])
     look = lenses.looked(run, {"step": "0"})
     assert look.seen.ratio.isnan().tolist() == [False, True]
-    assert max(lenses.told(look)["curve"]["log_ratio"]) < 0.001
+    assert max(lenses.shown_algorithm(look)["curve"]["log_ratio"]) < 0.001
 
 
 def test_why_in_words_under_the_lens_and_under_the_run_s_own(known):

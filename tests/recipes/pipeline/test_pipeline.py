@@ -21,16 +21,16 @@ from proximo.models import load_model
 from proximo.models.packing.attention import attention
 from proximo.models.shipped import resolve
 from proximo.recipes.pipeline import (
-    Curve,
     DemonstrationOptions,
     HeldOutOptions,
     Measured,
     PipelineConfig,
-    Policy,
+    PipelineResult,
+    PolicyResult,
     PreferenceOptions,
     RankingOptions,
     ReinforcementOptions,
-    Result,
+    RewardCurve,
     RewardModelOptions,
     report,
 )
@@ -267,14 +267,14 @@ def measured(learned: float, true: float, kl: float = 2.0, example: Fooled | Non
     return Measured(learned, 0.1, true, 0.01, true / 2, 0.05, kl, 0.1, example)
 
 
-RISING = Curve(learned=(0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0), true=(0.5, 0.5, 0.6, 0.6, 0.7, 0.8, 0.8))
+RISING = RewardCurve(learned=(0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0), true=(0.5, 0.5, 0.6, 0.6, 0.7, 0.8, 0.8))
 FALLING = replace(RISING, true=(0.5, 0.7, 0.9, 0.9, 0.9, 0.9, 0.9, 0.6, 0.5), learned=tuple(map(float, range(9))))
-START = Policy("sft", measured(0.0, 0.6, kl=0.0), 0, 60.0)
-HEALTHY = Policy("ppo", measured(1.5, 0.9), 1000, 30.0, RISING)
-OVERDONE = Policy("grpo", measured(2.0, 0.65), 1000, 30.0, FALLING)
+START = PolicyResult("sft", measured(0.0, 0.6, kl=0.0), 0, 60.0)
+HEALTHY = PolicyResult("ppo", measured(1.5, 0.9), 1000, 30.0, RISING)
+OVERDONE = PolicyResult("grpo", measured(2.0, 0.65), 1000, 30.0, FALLING)
 FOOLED = Fooled("sort:bca=", "aac", 3.0, 0.0, "abc", 2.5)
-HACKED = Policy("grpo-without-kl", measured(2.5, 0.2, 9.0, FOOLED), 1000, 30.0, FALLING)
-RESULT = Result(
+HACKED = PolicyResult("grpo-without-kl", measured(2.5, 0.2, 9.0, FOOLED), 1000, 30.0, FALLING)
+RESULT = PipelineResult(
     folder="runs/demo",
     ranked=Ranked(rankings=100, generated_tokens=2400, agreement=0.87),
     reward_model={"accuracy": 0.76},
@@ -289,7 +289,7 @@ def test_a_curve_knows_its_peak_and_a_clear_fall_after_it():
     assert FALLING.peak == (5, pytest.approx(0.9))
     assert FALLING.is_overoptimised  # the last five have 0.76
     assert not replace(FALLING, learned=FALLING.learned[::-1]).is_overoptimised
-    assert not Curve(learned=(0.0, 1.0), true=(0.9, 0.1)).is_overoptimised  # too short to tell
+    assert not RewardCurve(learned=(0.0, 1.0), true=(0.9, 0.1)).is_overoptimised  # too short to tell
 
 
 def test_sentences_say_where_learned_and_true_reward_part_ways():

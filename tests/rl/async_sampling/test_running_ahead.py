@@ -26,7 +26,7 @@ from proximo.rl.train import train
 from proximo.runs.checkpoints import CHECKPOINTS, saved, step_of
 from proximo.runs.ledger import check_ledger
 from proximo.runs.options import CheckpointOptions
-from proximo.runs.session import begin
+from proximo.runs.session import open_session
 from proximo.runs.signals import Stopped
 from proximo.samplers.mismatched import Mismatched
 from proximo.samplers.sampler import SamplingOptions
@@ -235,7 +235,7 @@ def test_a_signal_and_an_early_end_save_what_is_active(tmp_path: Path):
     trained(replace(settings, max_generated_tokens=1), tmp_path / "short")
     assert {row["step"] for row in Rows(tmp_path / "short/ledger.jsonl")} == {1}
     assert check_ledger(tmp_path / "short").wrong == ()
-    with begin(tmp_path / "short", toml.dumps(settings), allowed=["max_generated_tokens"]) as attempt:
+    with open_session(tmp_path / "short", toml.dumps(settings), allowed=["max_generated_tokens"]) as attempt:
         train(Run(settings, tmp_path / "short", ProgressLines()), attempt)
     for name in ("metrics.jsonl", "ledger.jsonl"):
         assert (tmp_path / "short" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()

@@ -23,7 +23,7 @@ from proximo.runs.checkpoints import CHECKPOINTS, saved, step_of
 from proximo.runs.forking import fork
 from proximo.runs.ledger import check_ledger
 from proximo.runs.options import CheckpointOptions
-from proximo.runs.session import begin
+from proximo.runs.session import open_session
 from proximo.samplers.engines.embedded import EmbeddedEngine
 from proximo.samplers.engines.options import Fleet
 from proximo.samplers.sampler import SamplingOptions
@@ -101,7 +101,7 @@ def test_a_run_and_its_resume_lose_nothing(tmp_path: Path, algorithm: Algorithm)
     fork(tmp_path / "whole", tmp_path / "fork", points[1])
     alone = replace(settings, ahead=AheadOptions())
     with (
-        begin(tmp_path / "fork", toml.dumps(alone), allowed=["ahead"]) as attempt,
+        open_session(tmp_path / "fork", toml.dumps(alone), allowed=["ahead"]) as attempt,
         pytest.raises(ValueError, match="4 groups that were being sampled, whose prompts would be lost"),
     ):
         train(Run(alone, tmp_path / "fork", ProgressLines()), attempt)

@@ -1,4 +1,4 @@
-"""Rules over metrics: each has a run that it must find and one near it that it must not; and what a watch promises."""
+"""Rules over metrics: each has a run that it must find and one near it that it must not; what a monitor promises."""
 
 import json
 import math
@@ -24,7 +24,7 @@ from proximo.rl.monitor import Monitor
 from proximo.rl.reward_config import RewardMix, WeightedRule
 from proximo.rl.run import Run
 from proximo.rl.train import train
-from proximo.runs.health import RULES, Watch, findings, watched
+from proximo.runs.health import RULES, HealthMonitor, findings, monitored
 from proximo.runs.health.gains import HeldOutFall
 from proximo.runs.health.history import History
 from proximo.runs.health.reward_signal import DeadGroups, NoReward
@@ -271,9 +271,9 @@ def test_a_run_that_begins_with_nothing_right_or_nothing_ended_is_told_how_to_as
 def test_what_begins_later_is_no_cold_start():
     rows = [held_out(-1, 0.0), *run_of(12, **HEALTHY | {"truncated": from_step(9, 1.0, 0.0)})]
     assert [each.rule for each in findings(rows)] == []
-    watch = watched(run_of(12, **NOTHING))
-    assert [each.rule for each in watch.standing()] == ["no-reward"]
-    assert [(spell.finding.rule, spell.is_over) for spell in watch.spells][:1] == [("cold-start", True)]
+    monitor = monitored(run_of(12, **NOTHING))
+    assert [each.rule for each in monitor.standing()] == ["no-reward"]
+    assert [(active.finding.rule, active.is_over) for active in monitor.findings][:1] == [("cold-start", True)]
 
 
 def test_held_out_that_stays_where_training_rises():
@@ -452,38 +452,38 @@ def test_runs_that_go_well_are_left_in_peace(name, dropped):
     assert findings([held_out(-1, 0.319), *run_of(150, **columns), held_out(150, 0.95)]) == []
 
 
-# The watch
+# The monitor
 
 
 def test_a_weak_value_model_is_said_once_per_spell():
-    watch = Watch([WeakValueModel(window=3)])
+    monitor = HealthMonitor([WeakValueModel(window=3)])
     bad, good = (
         {"outcome": 0.5, "baseline_error/value": 0.3, "baseline_error/group": 0.2},
         {"outcome": 0.5, "baseline_error/value": 0.1, "baseline_error/group": 0.2},
     )
-    said = [watch.look(row) for row in [bad] * 7 + [{}] + [good] * 3 + [bad] * 3]
+    said = [monitor.update(row) for row in [bad] * 7 + [{}] + [good] * 3 + [bad] * 3]
     # Three steps to learn, three to be looked at; one good spell; then two bad of three are worse again.
     assert [number for number, found in enumerate(said) if found] == [5, 12]
-    assert [spell.is_over for spell in watch.spells] == [True, False]
+    assert [active.is_over for active in monitor.findings] == [True, False]
 
 
 def test_what_stands_at_its_threshold_is_one_spell():
     """Above and below from step to step; over only after as many steps without as the rule looks at."""
-    watch = Watch([DeadGroups(window=3)])
+    monitor = HealthMonitor([DeadGroups(window=3)])
     stuck, fine = run_of(1, **STUCK)[0], run_of(1)[0]
     pattern = [stuck] * 3 + ([fine] * 2 + [stuck] * 2) * 2 + [fine] * 7 + [stuck] * 2
-    said = [bool(watch.look(row | {"step": step})) for step, row in enumerate(pattern)]
+    said = [bool(monitor.update(row | {"step": step})) for step, row in enumerate(pattern)]
     # Medians of three: above from the third on; at the end two of three.
     assert [step for step, new in enumerate(said) if new] == [2, 19]
-    first, second = watch.spells
+    first, second = monitor.findings
     assert (first.finding.step, first.last, first.is_over) == (2, 11, True)
-    assert [each.step for each in watch.standing()] == [19]
+    assert [each.step for each in monitor.standing()] == [19]
     assert not second.is_over
 
 
 def test_the_worst_comes_first():
-    watch = watched(run_of(30, **NOTHING, truncated=0.5))
-    assert [(each.severity, each.rule) for each in watch.standing()] == [
+    monitor = monitored(run_of(30, **NOTHING, truncated=0.5))
+    assert [(each.severity, each.rule) for each in monitor.standing()] == [
         ("failing", "no-reward"),
         ("warning", "truncation"),
     ]
@@ -506,11 +506,11 @@ def _plain(value: object) -> object:
 @pytest.mark.parametrize("cut", [0, 5, 9, 10, 25, 26, 40])
 def test_a_watch_that_sees_the_rows_again_goes_on_where_the_first_was(cut):
     rows = [held_out(-1, 0.3), *run_of(60, **STUCK, **LONG, outcome=lambda step: 0.3 + 0.01 * step), held_out(60, 0.3)]
-    whole = Watch()
-    said = [whole.look(row) for row in rows]
+    whole = HealthMonitor()
+    said = [whole.update(row) for row in rows]
     assert len([each for found in said for each in found]) == 3
-    again = watched(rows[:cut])
-    assert [again.look(row) for row in rows[cut:]] == said[cut:]
+    again = monitored(rows[:cut])
+    assert [again.update(row) for row in rows[cut:]] == said[cut:]
     assert again.standing() == whole.standing()
 
 
@@ -656,9 +656,9 @@ def settings(tmp_path_factory) -> RunConfig:
 
 
 def trained(settings: RunConfig, folder: Path, told: Told) -> list[dict[str, Any]]:
-    """Its findings in the events, of a watch that does not look as long as others do."""
+    """Its findings in the events, of a monitor that does not look as long as others do."""
     run = Run(settings, folder, told)
-    run.monitor.watch = Watch([NoReward(window=3)])
+    run.monitor.health = HealthMonitor([NoReward(window=3)])
     train(run)
     return [row for row in JsonLines(folder / "events.jsonl") if row["kind"] == "finding"]
 
@@ -684,7 +684,7 @@ def test_a_run_says_what_it_finds(uninterrupted):
 @pytest.mark.slow("trains and resumes runs")
 @pytest.mark.parametrize(("end", "attempts"), [(3, [1, 2]), (5, [1])])
 def test_a_run_that_was_cut_off_says_what_it_would_have_said(end, attempts, settings, uninterrupted, tmp_path):
-    """Cut off just after it was found, with the checkpoint from before that; or so long after that the watch knows
+    """Cut off just after it was found, with the checkpoint from before that; or so long after that the monitor knows
     and does not say it again."""
     _, whole, _ = uninterrupted
     with pytest.raises(KeyboardInterrupt):
@@ -711,9 +711,9 @@ def test_a_damaged_row_is_no_reason_not_to_go_on(tmp_path):
     damaged = b'{"outcome": 0.0}\n{"outcome": 0.0}\n???\n[1]\n\xff\xfe\n{"outcome": 0.0}\n{"outco'
     (tmp_path / "metrics.jsonl").write_bytes(damaged)
     monitor = Monitor(RunConfig(), RunLog(tmp_path), Told(), Grading())
-    monitor.watch = Watch([NoReward(window=3)])
+    monitor.health = HealthMonitor([NoReward(window=3)])
     monitor.remember(tmp_path)
-    assert monitor.watch.history.trained == 3
+    assert monitor.health.history.trained == 3
 
 
 # Documentation

@@ -75,12 +75,12 @@ def test_a_prompt_leaves_with_its_last_row_and_another_takes_its_place():
     held = entered(cache(members=2), (FIRST, 2), (SECOND, 1))
     assert not held.reserve((9, 9), 0)
     # Row 0 leaves and row 2 moves into its place; the first prompt is still row 1's.
-    held.release([0], [2], [0], own=1, left=2)
+    held.release([0], [2], [0], own_tokens=1, left=2)
     assert not held.reserve((9, 9), 0)
     held.settle()
     assert spans(held, 2).unit_prompt.tolist() == [1, 0]
     assert spans(held, 2).unit_rows.tolist() == [[0, -1], [1, -1]]
-    held.release([1], [], [], own=0, left=1)
+    held.release([1], [], [], own_tokens=0, left=1)
     assert held.reserve((9, 9), 0)
     held.enter((9, 9), prefix((9, 9)), count=1)
     held.settle()
@@ -98,7 +98,7 @@ def test_pages_are_given_as_rows_grow_and_a_slot_without_a_row_has_none():
     assert held.grow([64, 65])
     counts = [sum(page > 0 for page in row) for row in spans(held, 3).row_pages.tolist()]
     assert counts == [1, 2, 0]
-    held.release([0], [1], [0], own=65, left=1)
+    held.release([0], [1], [0], own_tokens=65, left=1)
     assert held.grow([65])
     assert [sum(page > 0 for page in row) for row in spans(held, 3).row_pages.tolist()] == [2, 0, 0]
 
@@ -121,7 +121,7 @@ def test_a_row_that_is_stored_comes_back_as_it_was():
         side[pages] = torch.randn(2, 2, PAGE, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(number))
     before = [side[pages].clone() for layer in held._layers for side in layer]
     stored = held.store(0)
-    held.release([0], [1], [0], own=30, left=1)
+    held.release([0], [1], [0], own_tokens=30, left=1)
     assert held.grow([129])  # takes one of the pages that were freed
     assert held.fits(stored)
     held.restore(stored)
@@ -131,7 +131,7 @@ def test_a_row_that_is_stored_comes_back_as_it_was():
     back = [side[found.row_pages[1, :2].long()] for layer in held._layers for side in layer]
     assert all(torch.equal(old, new) for old, new in zip(before, back, strict=True))
     assert found.unit_prompt.tolist() == [0, 0]
-    held.release([0, 1], [], [], own=0, left=0)
+    held.release([0, 1], [], [], own_tokens=0, left=0)
     assert len(held._free) == 8
 
 

@@ -240,12 +240,12 @@ def test_mixtures_go_through_the_modules():
 def test_a_large_model_is_not_copied(monkeypatch):
     model = build("llama", torch.float64)
     weights = sum(weight.numel() for weight in model.model.layers.parameters())
-    for most, kind in [(weights, fused._Product), (weights - 1, fused._Own)]:
+    for most, kind in [(weights, fused._Product), (weights - 1, fused._OwnWeights)]:
         monkeypatch.setattr(fused, "MAX_COPIED", most)
         way = decode_states(model)
         assert isinstance(way, fused._Fused)
         assert isinstance(way.blocks[0].gated, kind)
-    assert isinstance(way.blocks[0].gated, fused._Own)
+    assert isinstance(way.blocks[0].gated, fused._OwnWeights)
     assert way.blocks[0].gated.parts[0] is model.model.layers[0].mlp.gate_proj
 
 

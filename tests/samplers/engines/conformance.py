@@ -16,7 +16,7 @@ from proximo.models.sampled import logprobs_of
 from proximo.models.shipped import resolve
 from proximo.models.stop_tokens import end_tokens
 from proximo.samplers.engines.engine import Draw, Engine, EngineLost, Generated
-from proximo.samplers.engines.probe import Probe
+from proximo.samplers.engines.probe import LogprobProbe
 from proximo.samplers.engines.sync import WeightSync
 from proximo.samplers.sampler import SamplingOptions
 
@@ -149,7 +149,7 @@ class EngineConformance:
         assert long.tokens[: len(found.tokens)] == found.tokens
 
     def test_pushed_weights_are_the_ones_that_sample(self, bench: Bench):
-        probe = Probe(bench.policy.model, 24)
+        probe = LogprobProbe(bench.policy.model, 24)
         bench.push()
         before = probe.compare(bench.policy, probe.ask(bench.engine, 0))
         nudge(bench.policy.model, seed=bench.version)

@@ -12,7 +12,7 @@ from proximo.samplers.engines.command import server_arguments
 from proximo.samplers.engines.embedded import EmbeddedEngine
 from proximo.samplers.engines.engine import Draw, EngineLost
 from proximo.samplers.engines.options import Fleet
-from proximo.samplers.engines.probe import Probe
+from proximo.samplers.engines.probe import LogprobProbe
 from proximo.samplers.engines.sync import Folder
 from proximo.samplers.engines.vllm import VllmEngine
 from proximo.samplers.sampler import SamplingOptions
@@ -54,7 +54,7 @@ def test_an_engine_of_this_process_takes_weights_with_the_adapter_added(tmp_path
     policy, sync = AdaptedPolicy(), Folder(tmp_path)
     engine = EmbeddedEngine("engine-0", policy.model, policy.tokenizer)
     nudge(policy.model, 1, only="lora_")
-    probe = Probe(policy.model, 16)
+    probe = LogprobProbe(policy.model, 16)
     assert not probe.passes(probe.compare(policy, probe.ask(engine, 0)))
     assert sync.push([engine], policy.weights, 1, 60.0) == {}
     assert probe.passes(probe.compare(policy, probe.ask(engine, 1)))
@@ -76,7 +76,7 @@ class Answers(VllmEngine):
         super().__init__("engine-0", frozenset(), url="http://127.0.0.1:9")
         self.status, self.asked = status, []
 
-    def _told(self, method, path, body, deadline):
+    def _answer(self, method, path, body, deadline):
         self.asked.append((path, dict(body or {})))
         return self.status, b"Success"
 
@@ -117,7 +117,7 @@ def bench(tmp_path_factory) -> Iterator[Bench]:
 
 @pytest.mark.scale
 def test_the_probe_finds_the_adapter_after_every_push(bench: Bench):
-    probe = Probe(bench.policy.model, 64)
+    probe = LogprobProbe(bench.policy.model, 64)
     for number in range(3):
         nudge(bench.policy.model, number, only="lora_")
         stale = probe.compare(bench.policy, probe.ask(bench.engine, bench.version))

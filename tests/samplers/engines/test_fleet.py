@@ -313,8 +313,8 @@ def test_greedy_log_probs_are_zero_as_in_every_sampler(kit):
 
 
 def test_a_probe_that_is_longer_than_the_model_is_refused(policy):
-    from proximo.samplers.engines.probe import Probe
+    from proximo.samplers.engines.probe import LogprobProbe
 
     with pytest.raises(ValueError, match="sampler.probe is 99999999.*give fewer"):
-        Probe(policy.model, 99_999_999)
-    assert torch.tensor(Probe(policy.model, 4).prompts).unique(dim=0).shape[0] == 4
+        LogprobProbe(policy.model, 99_999_999)
+    assert torch.tensor(LogprobProbe(policy.model, 4).prompts).unique(dim=0).shape[0] == 4

@@ -94,7 +94,7 @@ def answering(monkeypatch, routes: str | None, finish: str = "stop") -> VllmEngi
     engine = VllmEngine("engine-0", frozenset((1,)), url="http://nowhere", layers=(0, 2))
     choice = {"token_ids": [5, 1], "logprobs": None, "finish_reason": finish, "weight_versions": None}
     answer = {"choices": [choice | {"routed_experts": routes}]}
-    monkeypatch.setattr(engine, "_told", lambda *_: (200, json.dumps(answer).encode()))
+    monkeypatch.setattr(engine, "_answer", lambda *_: (200, json.dumps(answer).encode()))
     return engine
 
 

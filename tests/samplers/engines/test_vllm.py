@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from proximo.samplers.engines.engine import Draw, EngineLost
-from proximo.samplers.engines.probe import Gap, Probe
+from proximo.samplers.engines.probe import Gap, LogprobProbe
 from proximo.samplers.engines.sync import Folder, Gloo
 from proximo.samplers.sampler import SamplingOptions
 from tests.samplers.engines.conformance import Bench, EngineConformance, SmallPolicy, nudge
@@ -36,7 +36,7 @@ def bench(planted, tmp_path_factory) -> Iterator[Bench]:
 
 
 def gap_of(bench: Bench) -> Gap:
-    probe = Probe(bench.policy.model, 64)
+    probe = LogprobProbe(bench.policy.model, 64)
     return probe.compare(bench.policy, probe.ask(bench.engine, bench.version))
 
 

@@ -14,7 +14,7 @@ from proximo.rl.run import Run
 from proximo.rl.train import train
 from proximo.runs.forking import changes, checkpoint_at, fork
 from proximo.runs.options import CheckpointOptions
-from proximo.runs.session import begin
+from proximo.runs.session import open_session
 from proximo.system.machine import Machine
 from proximo_lab.studies.record import Record, recorded
 
@@ -99,7 +99,9 @@ def fall(outcomes: Sequence[float]) -> int | None:
 def _fork(run: Path, folder: Path, at: int, config: RunConfig) -> Record:
     fork(run, folder, checkpoint_at(run, at))
     text = toml.dumps(config)
-    with begin(folder, text, allowed=changes(folder, text), algorithm=explain.named(config.algorithm)) as attempt:
+    with open_session(
+        folder, text, allowed=changes(folder, text), algorithm=explain.named(config.algorithm)
+    ) as attempt:
         if attempt.result is None:
             train(Run(config, folder, ProgressLines()), attempt)
     return recorded(folder)

@@ -26,8 +26,8 @@ def majority(answers: Sequence[str | None], correct: Sequence[bool]) -> float:
     for answer, right in zip(answers, correct, strict=True):
         if answer is not None:
             votes.setdefault(answer, []).append(right)
-    most = max(map(len, votes.values()), default=0)
-    return fmean(fmean(each) for each in votes.values() if len(each) == most) if votes else 0.0
+    top_count = max(map(len, votes.values()), default=0)
+    return fmean(fmean(each) for each in votes.values() if len(each) == top_count) if votes else 0.0
 
 
 def curve(samples: int) -> list[int]:

@@ -1,4 +1,4 @@
-"""Which models and checkpoints an evaluation compares."""
+"""Models and checkpoints that an evaluation compares."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

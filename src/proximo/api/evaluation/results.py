@@ -59,25 +59,25 @@ class ModelResult:
 
     @cached_property
     def _known(self) -> list[list[bool]]:
-        """Whether the scored completions of each problem are correct, without problems that have none."""
+        """Correctness of the scored completions of each problem, without problems that have none."""
         outcomes = ([rollout.grade.outcome for rollout in siblings] for siblings in self.answers.sampled)
         known = ([outcome >= 1 for outcome in each if not math.isnan(outcome)] for each in outcomes)
         return [each for each in known if each]
 
     @cached_property
     def _votes(self) -> list[tuple[list[str | None], list[bool]]]:
-        """Of each problem the answers of its scored completions, and whether they are correct."""
-        found = []
+        """Answers of each problem's scored completions, and whether they are correct."""
+        rows = []
         with grading():  # so that all answers are compared by one process
             for siblings in self.answers.sampled:
                 scored = [rollout for rollout in siblings if not math.isnan(rollout.grade.outcome)]
                 if scored:
                     votes = final_answers(self.task, [rollout.completion for rollout in scored])
-                    found.append((votes, [rollout.grade.outcome >= 1 for rollout in scored]))
-        return found
+                    rows.append((votes, [rollout.grade.outcome >= 1 for rollout in scored]))
+        return rows
 
     def difference(self, first: "ModelResult") -> Difference:
-        """Of the greedy outcomes from another model's, paired by problem."""
+        """Difference of the greedy outcomes from another model's, paired by problem."""
         return answer_difference(self.model, "outcome", {0: self._outcomes()}, {0: first._outcomes()})
 
     def _outcomes(self) -> dict[str, float]:
@@ -86,20 +86,20 @@ class ModelResult:
             problem.id: rollout.grade.outcome for problem, rollout in pairs if not math.isnan(rollout.grade.outcome)
         }
 
-    def facts(self, first: "ModelResult | None" = None) -> dict[str, Any]:
+    def to_dict(self, first: "ModelResult | None" = None) -> dict[str, Any]:
         """The numbers as plain values; with `first`, also the difference from it."""
-        facts: dict[str, Any] = {"model": self.model, **self.evaluation.floats()}
+        values: dict[str, Any] = {"model": self.model, **self.evaluation.floats()}
         for k, estimate in self.pass_at.items():
-            facts |= {f"held_out/pass@{k}": estimate.mean, f"held_out/pass@{k}_half_width": estimate.half_width}
+            values |= {f"held_out/pass@{k}": estimate.mean, f"held_out/pass@{k}_half_width": estimate.half_width}
         if self.majority is not None:
             name = f"held_out/maj@{self.evaluation.k}"
-            facts |= {name: self.majority.mean, f"{name}_half_width": self.majority.half_width}
+            values |= {name: self.majority.mean, f"{name}_half_width": self.majority.half_width}
         if first is not None:
-            found = self.difference(first)
-            low, high = found.interval or (None, None)
-            facts |= {"difference": found.difference, "difference_low": low, "difference_high": high}
-            facts |= {"better": found.wins, "worse": found.losses, "verdict": found.verdict}
-        return plain(facts)
+            difference = self.difference(first)
+            low, high = difference.interval or (None, None)
+            values |= {"difference": difference.difference, "difference_low": low, "difference_high": high}
+            values |= {"better": difference.wins, "worse": difference.losses, "verdict": difference.verdict}
+        return plain(values)
 
     def rows(self) -> list[dict[str, Any]]:
         """A row for every completion: the greedy one of each problem first, then those that were sampled."""

@@ -58,12 +58,12 @@ def _of(estimate: Estimate | None) -> str:
     return f"{estimate.mean:.1%}" + ("" if math.isnan(estimate.half_width) else f" ± {estimate.half_width:.1%}")
 
 
-def _difference(found: Difference, is_share: bool) -> list[str]:
-    if found.interval is None:
+def _difference(difference: Difference, is_share: bool) -> list[str]:
+    if difference.interval is None:
         return ["unknown", "", ""]
-    low, high = found.interval
+    low, high = difference.interval
     if is_share:
-        text = f"{100 * found.difference:+.1f} points ({100 * low:+.1f} to {100 * high:+.1f})"
+        text = f"{100 * difference.difference:+.1f} points ({100 * low:+.1f} to {100 * high:+.1f})"
     else:
-        text = f"{found.difference:+.3f} ({low:+.3f} to {high:+.3f})"
-    return [text, f"{found.wins}/{found.losses}", found.verdict or ""]
+        text = f"{difference.difference:+.3f} ({low:+.3f} to {high:+.3f})"
+    return [text, f"{difference.wins}/{difference.losses}", difference.verdict or ""]

@@ -15,7 +15,7 @@ from proximo.api.export.hub import Hub, ready_hub, upload
 from proximo.api.export.merging import merge
 from proximo.api.threads import as_found
 from proximo.insight.folder import RunFolder
-from proximo.insight.report.facts import Facts, gather
+from proximo.insight.report.run_details import RunDetails, gather
 from proximo.models import load_model, load_tokenizer, with_precision
 from proximo.models.adapters.files import is_adapter
 from proximo.models.model_types import PreTrainedModel
@@ -31,13 +31,13 @@ Precision = Literal["float32", "bfloat16"]
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written."""
+    """Record of what was written."""
 
     place: str
     """The folder or file, or the address on the hub."""
     form: str
     rounding: float | None = None
-    """After a merge: size of the rounding errors relative to the adapter's change; None if nothing was merged."""
+    """Rounding errors of a merge, relative to the adapter's change; None if nothing was merged."""
 
 
 def export(
@@ -68,23 +68,23 @@ def export(
     """
     if to not in FORMS:
         raise ValueError(f"`to={to!r}`: give one of {', '.join(FORMS)}")
-    path, facts = Path(resolve(str(model))), _facts(Path(model))
+    path, details = Path(resolve(str(model))), _details(Path(model))
     if to == "hub":
         repository = _repository(out)
         hub = ready_hub(api)
         with TemporaryDirectory() as temporary:
             folder = Path(temporary) / "model"
-            rounding = _write_whole(path, folder, dtype, facts)
+            rounding = _write_whole(path, folder, dtype, details)
             return Exported(upload(hub, folder, repository, public), to, rounding)
     target = _target(Path(model), to, out)
     if to == "folder":
-        return Exported(str(target), to, _write_whole(path, target, dtype, facts))
+        return Exported(str(target), to, _write_whole(path, target, dtype, details))
     if dtype is not None:
         raise ValueError(f"dtype is {dtype!r}, and to is {to!r}: it is for a folder or the hub")
     if to == "adapter":
         if not is_adapter(path):
             raise ValueError(f"{str(model)!r} is a whole model, not an adapter: give `to='folder'`")
-        write_folder(target, partial(_fill, path, path.name, facts))
+        write_folder(target, partial(_fill, path, path.name, details))
         return Exported(str(target), to)
     refuse_gguf()
     with as_found(), whole_file(target) as part:
@@ -92,7 +92,7 @@ def export(
     return Exported(str(target), to)
 
 
-def _write_whole(path: Path, target: Path, dtype: Precision | None, facts: Facts | None) -> float | None:
+def _write_whole(path: Path, target: Path, dtype: Precision | None, details: RunDetails | None) -> float | None:
     """Write a whole model. Its weights are copied unless they have to change; returns the rounding of a merge."""
     with TemporaryDirectory() as temporary:
         source, rounding = path, None
@@ -104,7 +104,7 @@ def _write_whole(path: Path, target: Path, dtype: Precision | None, facts: Facts
             with as_found():
                 load_as(str(path), dtype or "float32").save_pretrained(source)
                 load_tokenizer(str(path)).save_pretrained(source)
-        write_folder(target, partial(_fill, source, path.name, facts))
+        write_folder(target, partial(_fill, source, path.name, details))
     return rounding
 
 
@@ -112,22 +112,22 @@ def load_as(path: str, dtype: Precision) -> PreTrainedModel:
     return with_precision(load_model(path), getattr(torch, dtype))
 
 
-def _fill(source: Path, checkpoint: str, facts: Facts | None, target: Path) -> None:
+def _fill(source: Path, checkpoint: str, details: RunDetails | None, target: Path) -> None:
     """Copy a model's own files, which lie at the top of its folder, and add the card and the config of its run."""
     for name in names(source):
         file = source / name
         if file.is_file() and name != MANIFEST:
             copy_file(blob_of(file), target / name)
-    if facts is not None:
+    if details is not None:
         step = re.fullmatch(r"step-([0-9]+)", checkpoint)
-        card = model_card(facts, int(step[1]) if step else None)
-        for name, content in ((CARD, card), (CONFIG, masked(facts.run.config_text))):
+        card = model_card(details, int(step[1]) if step else None)
+        for name, content in ((CARD, card), (CONFIG, masked(details.run.config_text))):
             remove(target / name)  # the model may have one
             write_new(target / name, content.encode())
 
 
-def _facts(model: Path) -> Facts | None:
-    """Facts of the run that a run folder or a checkpoint in it belongs to; None for other models."""
+def _details(model: Path) -> RunDetails | None:
+    """Details of the run that a run folder or a checkpoint in it belongs to; None for other models."""
     for folder in (model, *model.absolute().parents[:2]):
         if (folder / "run.json").is_file():
             return gather(RunFolder(folder))
@@ -141,7 +141,7 @@ def _repository(out: str | Path | None) -> str:
 
 
 def _target(model: Path, to: str, out: str | Path | None) -> Path:
-    """Where to write; ValueError if something is there."""
+    """The path to write to; ValueError if something is there."""
     form, _, kind = to.partition(":")
     ending = f".{kind}.gguf" if kind else {"folder": "-exported"}.get(form, f"-{form}")
     whole = model.absolute()

@@ -60,7 +60,7 @@ def _is_table(model: dict[str, Any]) -> bool:
 
 
 def _is_of_characters(data: dict[str, Any], spelled: dict[int, str], added: dict[int, Any]) -> bool:
-    """Whether each token is one ASCII character, and the text is split into characters: BPE without merges does the
+    """True if each token is one ASCII character, and the text is split into characters: BPE without merges does the
     same."""
     splits = data["pre_tokenizer"] or {}
     is_split = splits.get("type") == "Split" and splits.get("pattern") == {"Regex": r"[\s\S]"}
@@ -76,9 +76,9 @@ def _split_name(rule: dict[str, Any] | None) -> str:
     if kinds == ["Digits", "ByteLevel"] and parts[0]["individual_digits"] and parts[1].get("use_regex", True):
         return "smollm"
     if kinds == ["Split", "ByteLevel"] and not parts[1].get("use_regex", True):
-        found = PATTERN.fullmatch(parts[0]["pattern"].get("Regex", ""))
-        if found is not None and found["digits"] in SPLITS:
-            return SPLITS[found["digits"]]
+        match = PATTERN.fullmatch(parts[0]["pattern"].get("Regex", ""))
+        if match is not None and match["digits"] in SPLITS:
+            return SPLITS[match["digits"]]
     raise ValueError(
         f"the tokenizer splits text by {' and '.join(kinds) or 'nothing'}, which llama.cpp has no known name for: "
         "convert the exported folder with llama.cpp's own script"

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 
 class Hub(Protocol):
-    """What is used of huggingface_hub.HfApi."""
+    """The part of huggingface_hub.HfApi that is used."""
 
     def create_repo(self, repo_id: str, *, private: bool, exist_ok: bool) -> Any: ...
     def upload_folder(self, *, folder_path: Path, repo_id: str, commit_message: str) -> Any: ...

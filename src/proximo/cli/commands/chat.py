@@ -81,11 +81,11 @@ class Session:
     tokenizer: PreTrainedTokenizerBase
     options: SamplingOptions
     task: File
-    """How a line is asked."""
+    """Task that decides how a line is asked."""
     conversation: Conversation | None
-    """None: each line stands alone."""
+    """Conversation so far; None: each line stands alone."""
     reach: Reach | None
-    """Most tokens of a prompt and its completion."""
+    """Maximum tokens of a prompt and its completion."""
 
     def complete(self, number: int, line: str) -> None:
         """Complete a line; ValueError if that is not possible, and then the conversation is as it was."""

@@ -32,18 +32,18 @@ from proximo.insight.compare import (
     MARKDOWN,
     PAGE,
     Budget,
+    ComparisonFolder,
     ComparisonPlan,
-    Failure,
-    Job,
-    Place,
-    Result,
+    ComparisonResult,
+    RunFailure,
+    RunJob,
     fair_line,
     verdict_lines,
 )
 from proximo.insight.folder import RunFolder
-from proximo.insight.report.facts import gather
+from proximo.insight.report.run_details import gather
 from proximo.recipes.defaults import listed
-from proximo.recipes.presets import ARITHMETIC, COMPARISONS, Comparison, ablated
+from proximo.recipes.presets import ARITHMETIC, COMPARISONS, ComparisonPreset, ablated
 from proximo.rl.config import RunConfig
 from proximo.runs.signals import Stopped
 from proximo.system.opening import read_json, without_links
@@ -140,7 +140,7 @@ def _plan(arguments: list[str]) -> ComparisonPlan:
 
 def _chosen(
     arguments: list[str], names: str | None, ablate: str | None
-) -> tuple[Comparison | None, list[tuple[str, RunConfig]]]:
+) -> tuple[ComparisonPreset | None, list[tuple[str, RunConfig]]]:
     """Take the configs, by name, from the arguments; the flags stay."""
     given = []
     while arguments and not arguments[0].startswith("-"):
@@ -167,13 +167,13 @@ def _ablations(base: RunConfig, card: Card, flags: Sequence[str]) -> list[tuple[
     """The algorithm first, then without each of its choices."""
     with said_later():
         less = ablated(card.value)
-    found = [(f"without-{stage}", with_named(base, value, flags)) for stage, value in less.items() if value]
+    variants = [(f"without-{stage}", with_named(base, value, flags)) for stage, value in less.items() if value]
     kept = [stage for stage, value in less.items() if value is None]
-    if not found:
+    if not variants:
         refuse(f"--ablate {card.name}: none of its choices can be left out alone")
     if kept:
         say(f"not left out, since other choices of {card.name} need it: {', '.join(kept)}")
-    return [(card.name, with_named(base, card.value, flags)), *found]
+    return [(card.name, with_named(base, card.value, flags)), *variants]
 
 
 def _suited(arguments: list[str]) -> RunConfig:
@@ -220,7 +220,7 @@ def _whole(arguments: list[str], flag: str) -> int | None:
     return number
 
 
-def _print_plan(plan: ComparisonPlan, most: int) -> None:
+def _print_plan(plan: ComparisonPlan, max_jobs: int) -> None:
     rows = [("run", "steps", "updates a step", "completions a step", "evaluated every")]
     for job in plan.jobs():
         training = job.config.training
@@ -230,7 +230,7 @@ def _print_plan(plan: ComparisonPlan, most: int) -> None:
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     for row in rows:
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
-    print(f"{len(rows) - 1} runs of {plan.budget} each, {most} at a time; nothing was started")
+    print(f"{len(rows) - 1} runs of {plan.budget} each, {max_jobs} at a time; nothing was started")
 
 
 # Running
@@ -238,8 +238,8 @@ def _print_plan(plan: ComparisonPlan, most: int) -> None:
 
 def _train(
     plan: ComparisonPlan, path: Path, jobs: int | None, command: str, accept_lost: bool
-) -> tuple[Result, list[Failure]]:
-    view = _View(Place(path))
+) -> tuple[ComparisonResult, list[RunFailure]]:
+    view = _View(ComparisonFolder(path))
     try:
         with refusing():
             return compared(plan, path, jobs, command, view, accept_lost=accept_lost)
@@ -254,8 +254,8 @@ def _train(
 class _View:
     """Print a line when a run starts or ends, and on a terminal a progress line."""
 
-    def __init__(self, place: Place) -> None:
-        self._count, self._place, self._done = 0, place, 0
+    def __init__(self, files: ComparisonFolder) -> None:
+        self._count, self._files, self._done = 0, files, 0
         self._began, self._looked = time.monotonic(), 0.0
         self._status: Status | None = None
 
@@ -265,30 +265,30 @@ class _View:
             self._status = Console(stderr=True).status("")
             self._status.start()
 
-    def started(self, job: Job) -> None:
+    def started(self, job: RunJob) -> None:
         say(f"{job}: started")
 
-    def ended(self, job: Job, failure: Failure | None) -> None:
+    def ended(self, job: RunJob, failure: RunFailure | None) -> None:
         self._done += 1
         if failure is not None:
             say(f"{job}: FAILED, {failure.message}; the others continue")
             return
         seconds = (time.monotonic() - self._began) / self._done * (self._count - self._done)
-        result = RunFolder(self._place.run(job)).result or {}
+        result = RunFolder(self._files.run(job)).result or {}
         before, after = (result.get(side, {}).get("outcome", float("nan")) for side in ("before", "after"))
         rest = f", about {seconds / 60:.0f} min left" if self._done < self._count else ""
         say(f"{job}: held-out {before:.3f} → {after:.3f} ({self._done} of {self._count} done{rest})")
 
-    def waiting(self, jobs: Sequence[Job]) -> None:
+    def waiting(self, jobs: Sequence[RunJob]) -> None:
         now = time.monotonic()
         if self._status is None or now - self._looked < SECONDS:
             return
         self._looked = now
         self._status.update(Text(" · ".join(f"{job} {self._progress(job)}" for job in jobs)))
 
-    def _progress(self, job: Job) -> str:
+    def _progress(self, job: RunJob) -> str:
         try:
-            return f"step {gather(RunFolder(self._place.run(job))).steps_done}"
+            return f"step {gather(RunFolder(self._files.run(job))).steps_done}"
         except ValueError:  # it has not started
             return "loading"
 
@@ -297,7 +297,7 @@ class _View:
             self._status.stop()
 
 
-def _print_result(path: Path, result: Result, as_json: bool, runs: Path) -> None:
+def _print_result(path: Path, result: ComparisonResult, as_json: bool, runs: Path) -> None:
     if as_json:
         print(json.dumps(read_json(path / JSON)))
         return

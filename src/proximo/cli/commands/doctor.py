@@ -13,7 +13,7 @@ from proximo.cli.models import on_stdout
 from proximo.insight.doctor.checkup import Checkup, check_up
 from proximo.insight.doctor.installation import Part, installation, is_fine
 from proximo.insight.folder import RunFolder
-from proximo.runs.health import ENOUGH, Spell
+from proximo.runs.health import ENOUGH, ActiveFinding
 from proximo.system.safe_text import counted, visible
 
 USAGE = """usage: proximo doctor [RUN] [--json]
@@ -68,12 +68,12 @@ def _print_checkup(console: Console, folder: Path, checkup: Checkup) -> None:
     learned = f", held-out outcome {held_out[0]:.3f} → {held_out[-1]:.3f}" if len(held_out) > 1 else ""
     console.print(Text(visible(f"{folder}: {checkup.state}, {counted(checkup.steps, 'step')} of training{learned}")))
     console.print(Text(checkup.verdict.sentence))
-    for spell in checkup.standing:
-        _print_finding(console, spell, spell.finding.severity, f", since step {spell.finding.step}")
-        if spell.finding.show:
-            _print_beside(console, "open", f"proximo view {folder}, then {checkup.link(spell.finding)}")
-    for spell in checkup.passed:
-        _print_finding(console, spell, "over", f", steps {spell.finding.step} to {spell.last}")
+    for active in checkup.standing:
+        _print_finding(console, active, active.finding.severity, f", since step {active.finding.step}")
+        if active.finding.show:
+            _print_beside(console, "open", f"proximo view {folder}, then {checkup.link(active.finding)}")
+    for active in checkup.passed:
+        _print_finding(console, active, "over", f", steps {active.finding.step} to {active.last}")
     if checkup.events:
         console.print()
     for event in checkup.events:
@@ -88,17 +88,17 @@ def _print_checkup(console: Console, folder: Path, checkup: Checkup) -> None:
     short = (
         f"; {counted(checkup.steps, 'step')}: too few for most rules, which need {ENOUGH}" if checkup.is_short else ""
     )
-    found = f"{counted(number, 'finding')}" if number else "nothing is wrong" + " so far" * checkup.is_short
-    console.print(Text(f"\n{found}{short}"))
+    summary = f"{counted(number, 'finding')}" if number else "nothing is wrong" + " so far" * checkup.is_short
+    console.print(Text(f"\n{summary}{short}"))
 
 
-def _print_finding(console: Console, spell: Spell, word: str, when: str) -> None:
-    finding = spell.finding
+def _print_finding(console: Console, active: ActiveFinding, word: str, when: str) -> None:
+    finding = active.finding
     margin = (f"\n{word:<{INDENT}}", STYLES.get(word, "dim"))
     console.print(Text.assemble(margin, (finding.rule, "bold"), (when if finding.show else "", "dim")))
     _print_beside(console, "", finding.message)
-    if spell.latest != finding.message and not spell.is_over:
-        _print_beside(console, "now", spell.latest)
+    if active.latest != finding.message and not active.is_over:
+        _print_beside(console, "now", active.latest)
     _print_beside(console, "first", finding.remedy)
 
 
@@ -121,10 +121,10 @@ def _print_parts(console: Console, parts: list[Part]) -> None:
         console.print(Text.assemble(margin, f"{part.name}: {visible(part.detail)}"))
 
 
-def _print_beside(console: Console, word: str, text: str, most: int | None = None) -> None:
+def _print_beside(console: Console, word: str, text: str, max_length: int | None = None) -> None:
     """Print a word in the margin and the text next to it, wrapped to the terminal."""
     width = max(console.width - INDENT, 40)
-    lines = textwrap.wrap(visible(text, most), width, break_long_words=False, break_on_hyphens=False) or [""]
+    lines = textwrap.wrap(visible(text, max_length), width, break_long_words=False, break_on_hyphens=False) or [""]
     for number, line in enumerate(lines):
         margin = (f"{word if number == 0 else '':<{INDENT}}", "dim")
         console.print(Text.assemble(margin, line), soft_wrap=True)

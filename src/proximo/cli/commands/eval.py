@@ -46,20 +46,20 @@ def run(arguments: list[str]) -> int:
 
 def _config(names: list[str], arguments: list[str]) -> EvalConfig:
     """One config for all models: that of the first run among them, with the flags' changes."""
-    own = None
+    base = None
     for name in names:
         its, source = own_evaluation(name)
         if source is None:
             continue
-        if own is None:
+        if base is None:
             say(source)
-            own = its
-        elif its.task != own.task:
+            base = its
+        elif its.task != base.task:
             say(f"{name} was trained on another task ({task_name(its.task)}): it is asked the same as the others")
-    if own is None:
-        own = _without_run(names, arguments)
+    if base is None:
+        base = _without_run(names, arguments)
     return changed(
-        _on_given(own, names[0] if names else "", arguments),
+        _on_given(base, names[0] if names else "", arguments),
         arguments,
         prog="proximo eval",
         usage="MODEL ... [--checkpoints STEPS] [--data DATA] [--out FILE] [--json]",
@@ -77,16 +77,16 @@ def _without_run(names: list[str], arguments: list[str]) -> EvalConfig:
     return config
 
 
-def _on_given(own: EvalConfig, model: str, arguments: list[str]) -> EvalConfig:
+def _on_given(base: EvalConfig, model: str, arguments: list[str]) -> EvalConfig:
     """The config on what --data names: read by the run's own task where that reads a file, else recognised."""
     data = take_several(list(arguments), "--data")
-    if data is not None and len(data) == 1 and Path(data[0]).is_file() and (found := on_data(own, data[0])):
+    if data is not None and len(data) == 1 and Path(data[0]).is_file() and (on_file := on_data(base, data[0])):
         take_several(arguments, "--data")
         say(f"asked instead: every row of {data[0]}")
-        return found
-    played = replace(own, environment=take_environment(arguments, own.environment, prog="proximo eval"))
-    task = take_task(arguments, model, rewarded=is_rewarded(own.rewards, played.environment), held_out=1.0)
-    return own if task is None else on_all(played, task)
+        return on_file
+    played = replace(base, environment=take_environment(arguments, base.environment, prog="proximo eval"))
+    task = take_task(arguments, model, rewarded=is_rewarded(base.rewards, played.environment), held_out=1.0)
+    return base if task is None else on_all(played, task)
 
 
 def _evaluated(models: list[Candidate], config: EvalConfig, out: str | None) -> list[ModelResult]:
@@ -107,8 +107,8 @@ def _evaluated(models: list[Candidate], config: EvalConfig, out: str | None) -> 
 def _print(results: list[ModelResult], as_json: bool) -> None:
     first, *others = results
     if as_json:
-        facts = [first.facts(), *(result.facts(first) for result in others)]
-        print(json.dumps(facts if others else facts[0]))
+        rows = [first.to_dict(), *(result.to_dict(first) for result in others)]
+        print(json.dumps(rows if others else rows[0]))
     elif others:
         print("\n".join(table(results)))
     else:

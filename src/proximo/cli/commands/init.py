@@ -58,8 +58,8 @@ def commented(config: RunConfig, defaults: Sequence[Default], out: Path) -> str:
 def _lines(lines: Sequence[str], reasons: dict[str, str], others: dict[str, list[str]]) -> Iterator[str]:
     table = ""
     for line in lines:
-        if found := re.fullmatch(r"\[([\w.]+)\]", line):
-            table = found[1]
+        if match := re.fullmatch(r"\[([\w.]+)\]", line):
+            table = match[1]
         key = line.partition(" = ")[0]
         if (why := reasons.get(f"{table}.{key}".removeprefix("."))) is not None:
             yield f"# {why}"

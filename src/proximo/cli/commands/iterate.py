@@ -4,7 +4,7 @@ import json
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from proximo.api.folders import folder_for, suit_attempt
+from proximo.api.folders import folder_for, suit_session
 from proximo.cli.arguments import refuse, refusing, say, take, take_number, take_switch
 from proximo.cli.configs import naming_flags, run_config
 from proximo.cli.run_folders import ACCEPT_LOST, report_failure, taken
@@ -40,7 +40,7 @@ def run(arguments: list[str]) -> int:
     """Exit status: 0 done, 1 failed during training, 2 refused before training."""
     as_json, accept_lost = take_switch(arguments, "--json"), take_switch(arguments, ACCEPT_LOST)
     folder, pairs = take(arguments, "--run"), take(arguments, "--pairs")
-    own = {
+    chosen = {
         "rounds": take_number(arguments, "--rounds", int),
         "old_share": take_number(arguments, "--old-share", float),
         "by": take(arguments, "--by"),
@@ -54,33 +54,35 @@ def run(arguments: list[str]) -> int:
         description="Train a policy and its reward model in turn: iterative GRPO.",
         help_more=f"{HELP}{naming_flags('iterate')}\n{EXAMPLES}",
     )
-    config = _rounds(policy, pairs, own, {"learning_rate": rate, "epochs": epochs})
+    config = _rounds(policy, pairs, chosen, {"learning_rate": rate, "epochs": epochs})
     path = folder_for(folder or None, "iterate")
-    with taken(path, toml.dumps(config), allowed=None, points=None) as attempt:
-        if attempt.result is not None:
+    with taken(path, toml.dumps(config), allowed=None, points=None) as session:
+        if session.result is not None:
             say(f"{path}: this run is finished")
-            found = [Round(**each) for each in read_json(path / "rounds.json")]
+            rounds = [Round(**each) for each in read_json(path / "rounds.json")]
         else:
-            suit_attempt(attempt, policy.model, policy.device, say)
+            suit_session(session, policy.model, policy.device, say)
             try:
-                found = iterate(config, path, say, attempt, accept_lost=accept_lost)
+                rounds = iterate(config, path, say, session, accept_lost=accept_lost)
             except (OSError, ValueError) as error:
-                report_failure(attempt, error)
+                report_failure(session, error)
                 return 1
-    rows = [plain(asdict(each)) for each in found]
-    print(json.dumps({"run": str(path), "rounds": rows}) if as_json else f"\n{table(found)}\n\nrun folder  {path}")
+    rows = [plain(asdict(each)) for each in rounds]
+    print(json.dumps({"run": str(path), "rounds": rows}) if as_json else f"\n{table(rounds)}\n\nrun folder  {path}")
     return 0
 
 
-def _rounds(policy: RunConfig, pairs: str | None, own: dict[str, object], fit: dict[str, float | None]) -> RoundsConfig:
+def _rounds(
+    policy: RunConfig, pairs: str | None, options: dict[str, object], fit: dict[str, float | None]
+) -> RoundsConfig:
     """The rounds that were asked for; what was not given keeps its default."""
     if pairs is None:
         refuse("iterate needs --pairs FILE, the rankings that the reward model was trained on")
     if not Path(pairs).is_file():
         refuse(f"--pairs {pairs}: there is no such file; proximo pairs RUN --out {pairs} writes one")
     given = {name: value for name, value in fit.items() if value is not None}
-    if (by := own["by"]) not in (None, "outcome", "reward"):
+    if (by := options["by"]) not in (None, "outcome", "reward"):
         refuse(f"--by {by}: give outcome or reward")
-    chosen = {name: value for name, value in own.items() if value is not None}
+    chosen = {name: value for name, value in options.items() if value is not None}
     with refusing():
         return RoundsConfig(policy, pairs, fit=replace(FIT, **given), **chosen)  # pyright: ignore[reportArgumentType]

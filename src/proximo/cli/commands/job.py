@@ -58,11 +58,11 @@ def run(arguments: list[str]) -> int:
         "gpus": take_number(arguments, "--gpus", int),
         "hours": take_number(arguments, "--hours", float),
     }
-    own = KINDS[kind]
-    chosen: dict[str, Any] = {name: given for name in own if (given := take(arguments, f"--{name}")) is not None}
+    flags = KINDS[kind]
+    chosen: dict[str, Any] = {name: given for name in flags if (given := take(arguments, f"--{name}")) is not None}
     if kind == "slurm" and (cores := take_number(arguments, "--cores", int)) is not None:
         chosen["cores"] = cores
-    if missing := [f"--{name}" for name in NEEDED if name in own and name not in chosen]:
+    if missing := [f"--{name}" for name in NEEDED if name in flags and name not in chosen]:
         refuse(f"{' and '.join(missing)} missing: proximo job --help says what they are")
     if len(arguments) != 1 or not arguments[0].endswith(".toml"):
         refuse(f"job takes one .toml file, not {' '.join(arguments) or 'none'}: proximo init writes one")

@@ -2,7 +2,7 @@
 
 import json
 
-from proximo.api.folders import folder_for, suit_attempt
+from proximo.api.folders import folder_for, suit_session
 from proximo.cli.arguments import refuse, refusing, say, take_switch
 from proximo.cli.flags import changed
 from proximo.cli.run_folders import ACCEPT_LOST, report_failure, taken
@@ -46,15 +46,15 @@ def run(
             print(f"# in turn: {', '.join(config.stages)}")
         return 0
     path = folder_for(folder or None, name)
-    with taken(path, toml.dumps(config), allowed=None, points=None) as attempt:
-        if attempt.result is not None:
+    with taken(path, toml.dumps(config), allowed=None, points=None) as session:
+        if session.result is not None:
             say(f"{path}: this run is finished")
         else:
-            suit_attempt(attempt, config.sft_config(path).model, config.device, say)
+            suit_session(session, config.sft_config(path).model, config.device, say)
             try:
-                pipeline(config, path, say, attempt, accept_lost=accept_lost)
+                pipeline(config, path, say, session, accept_lost=accept_lost)
             except (OSError, ValueError) as error:
-                report_failure(attempt, error)
+                report_failure(session, error)
                 return 1
     if as_json:
         print(json.dumps(read_json(path / "results.json")))

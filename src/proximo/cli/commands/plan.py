@@ -61,7 +61,7 @@ def run(arguments: list[str]) -> int:
         take(arguments, "--gpu"),
         [take_number(arguments, f"--gpu.{each}", float) for each in DeviceCard.NUMBERS],
     )
-    asked = take_cluster(arguments)
+    cluster = take_cluster(arguments)
     prompt, mean = take_number(arguments, "--prompt-tokens", int), take_number(arguments, "--mean-tokens", int)
     if {"--data"} & set(given := flag_names(arguments)) and "--model" not in given:
         refuse("--data is read with a model's tokenizer: give --model MODEL, too")
@@ -76,22 +76,22 @@ def run(arguments: list[str]) -> int:
     prompt = PROMPT_TOKENS if prompt is None else prompt
     with refusing():
         chosen = chosen_card(name, *numbers)
-        if asked is not None:
+        if cluster is not None:
             run_cluster = laboratory("plan-gpus", "--gpus")
-            return run_cluster(config, asked, chosen, prompt_tokens=prompt, mean_tokens=mean, as_json=as_json)
-        found = plan(config, chosen, prompt_tokens=prompt, mean_tokens=mean)
+            return run_cluster(config, cluster, chosen, prompt_tokens=prompt, mean_tokens=mean, as_json=as_json)
+        planned = plan(config, chosen, prompt_tokens=prompt, mean_tokens=mean)
     if as_json:
-        print(json.dumps(found.to_dict()))
+        print(json.dumps(planned.to_dict()))
     else:
-        _print(found)
-    return 0 if any(way.fits for way in found.ways) else 1
+        _print(planned)
+    return 0 if any(way.fits for way in planned.ways) else 1
 
 
-def _print(found: RunPlan) -> None:
+def _print(planned: RunPlan) -> None:
     console = on_stdout(160, highlight=False)
-    size, card = found.size, found.card
+    size, card = planned.size, planned.card
     console.print(
-        f"{found.model}: {found.parameters / 1e9:,.3f} B parameters in {found.dtype} on {card.name} "
+        f"{planned.model}: {planned.parameters / 1e9:,.3f} B parameters in {planned.dtype} on {card.name} "
         f"({card.memory:,.1f} GiB, {card.bandwidth / 1e12:,.2f} TB/s, {card.arithmetic / 1e12:,.1f} TFLOP/s)",
         markup=False,
     )
@@ -102,8 +102,8 @@ def _print(found: RunPlan) -> None:
         markup=False,
     )
     for title, rows in (("GiB", _model_rows), ("", _memory_rows), ("", _size_rows), ("seconds", _second_rows)):
-        console.print(_table(title, [dict(rows(way)) for way in found.ways], found.ways))
-    lines = [*found.verdicts, *(f"({each})" for each in found.remarks), *_rates(found.parameters)]
+        console.print(_table(title, [dict(rows(way)) for way in planned.ways], planned.ways))
+    lines = [*planned.verdicts, *(f"({each})" for each in planned.remarks), *_rates(planned.parameters)]
     console.print("\n".join(lines), markup=False, soft_wrap=True)
 
 
@@ -159,7 +159,7 @@ def _size_rows(way: Way) -> list[tuple[str, str]]:
 
 
 def _second_rows(way: Way) -> list[tuple[str, str]]:
-    """Nothing of a way that does not fit."""
+    """Rows with the seconds of a step; none of a way that does not fit."""
     time = way.time
     if time is None:
         return []
@@ -195,8 +195,8 @@ CLUSTER_FLAGS = """flags for many GPUs:
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What the flags for many GPUs say."""
+class ClusterOptions:
+    """Values of the flags for many GPUs."""
 
     gpus: int
     staleness: tuple[int, ...]
@@ -210,7 +210,7 @@ class Asked:
     report: Path | None
 
 
-def take_cluster(arguments: list[str]) -> Asked | None:
+def take_cluster(arguments: list[str]) -> ClusterOptions | None:
     """The flags for many GPUs, taken from the arguments; None without `--gpus`."""
     names = (
         "staleness",
@@ -235,7 +235,7 @@ def take_cluster(arguments: list[str]) -> Asked | None:
     if timed is not None and run is None:
         refuse("--timed-on says where a run was timed: give --from-run too")
     with refusing():
-        return Asked(
+        return ClusterOptions(
             gpus=read_number("--gpus", gpus, int),
             staleness=tuple(
                 sorted({read_number("--staleness", each, int) for each in (given["staleness"] or "0,1,2,4").split(",")})

@@ -35,7 +35,7 @@ examples:
 
 @dataclass(frozen=True)
 class RateConfig:
-    """How the rows of a data file are rated."""
+    """Settings for rating the rows of a data file."""
 
     task: TaskOptions = field(default_factory=Arithmetic)
     sampling: SamplingOptions = field(default_factory=lambda: SamplingOptions(max_tokens=512))
@@ -97,7 +97,7 @@ def rated(config: RateConfig, out: Path) -> Rated:
             say(remark)
         model, tokenizer = open_model(config.model, config.device, "auto")
         model.requires_grad_(False)
-        found = rate(
+        result = rate(
             config.task,
             local_sampler(model, tokenizer),
             tokenizer,
@@ -106,22 +106,22 @@ def rated(config: RateConfig, out: Path) -> Rated:
             samples=config.samples,
             seed=config.seed,
             settings=settings,
-            told=_tell,
+            progress=_tell,
         )
         for failures in active.failures.take():
             say(f"warning: {failures}")
-    return found
+    return result
 
 
 def _tell(done: int, rows: int) -> None:
     print(f"rated {done} of {rows} rows", file=sys.stderr, flush=True)
 
 
-def _print(found: Rated, out: str) -> None:
-    rates = found.rates
+def _print(result: Rated, out: str) -> None:
+    rates = result.rates
     never, always = sum(each == 0 for each in rates), sum(each == 1 for each in rates)
     print(
-        f"{len(found.rows)} rows: {never} never solved, {len(rates) - never - always} sometimes, {always} always, "
-        f"{len(found.rows) - len(rates)} unscored"
+        f"{len(result.rows)} rows: {never} never solved, {len(rates) - never - always} sometimes, {always} always, "
+        f"{len(result.rows) - len(rates)} unscored"
     )
     print(f"written to {out}   (--task.keep-pass-rate 0.1 0.9 trains on those in between)")

@@ -20,8 +20,8 @@ from proximo.cli.models import on_stdout, open_model
 from proximo.insight.folder import RunFolder
 from proximo.insight.lens.explanations import why
 from proximo.insight.lens.gradients import ParameterGradients, check_tokens, half_gradients, parameter_gradients
-from proximo.insight.lens.replay import FIVE, Comparison, chosen, compared, max_flipped, remarks, token_table
-from proximo.insight.lens.steps import Step
+from proximo.insight.lens.replay import FIVE, ComparedAlgorithm, chosen, compared, max_flipped, remarks, token_table
+from proximo.insight.lens.steps import StoredStep
 from proximo.insight.lens.turns import episodes_in_words, place_in_words
 from proximo.models.shipped import resolve
 from proximo.system.folders import whole_file
@@ -65,7 +65,7 @@ GRADIENT = ("", "A>0", "A<0", "short", "middle", "long", "norm", "KL")
 GRADIENT_LEGEND = """shares of the policy loss's Σ|dL/dlogprob|, by sign and by thirds of length
 norm: relative to the run's own; KL: its share of the total gradient on the log-probs
 """
-"""Both tables fit into 80 columns."""
+"""Legend of the second table. Both tables fit into 80 columns."""
 
 
 @dataclass(frozen=True)
@@ -73,10 +73,10 @@ class Replayed:
     """A step under several algorithms, the run's own first."""
 
     run: RunFolder
-    step: Step
+    step: StoredStep
     number: int
     """Index of the pass over the data."""
-    views: Sequence[Comparison]
+    views: Sequence[ComparedAlgorithm]
     model: str | None
     """Model folder; for a run, its newest checkpoint."""
     gradients: ParameterGradients | None
@@ -134,22 +134,22 @@ def _asked(arguments: list[str]) -> Replayed:
         torch.set_num_threads(1)  # more threads are no faster here, and slow a concurrent run down
     views = compared(step, run.config, _algorithms(run, names or FIVE), number=number)
     model = None if given is None else resolve(given)
-    found = None if model is None else _through(model, run, step, views, number, with_halves)
-    return Replayed(run, step, number, views, model, found)
+    gradients = None if model is None else _through(model, run, step, views, number, with_halves)
+    return Replayed(run, step, number, views, model, gradients)
 
 
 def _algorithms(run: RunFolder, names: Sequence[str]) -> dict[str, Algorithm]:
     """The run's own algorithm first, then those of the names and of the files, in the order given."""
-    found = chosen(run.config, [])
+    algorithms = chosen(run.config, [])
     for name in names:
         if not name.endswith(".toml"):
-            found = found | chosen(run.config, [name])
+            algorithms = algorithms | chosen(run.config, [name])
             continue
         stem, number = Path(name).stem, 1
-        while (unique := stem if number == 1 else f"{stem}-{number}") in found:
+        while (unique := stem if number == 1 else f"{stem}-{number}") in algorithms:
             number += 1
-        found[unique] = algorithm_file(name)
-    return found
+        algorithms[unique] = algorithm_file(name)
+    return algorithms
 
 
 def _whole(flag: str, text: str) -> int:
@@ -159,7 +159,7 @@ def _whole(flag: str, text: str) -> int:
 
 
 def _through(
-    name: str, run: RunFolder, step: Step, views: Sequence[Comparison], number: int, with_halves: bool
+    name: str, run: RunFolder, step: StoredStep, views: Sequence[ComparedAlgorithm], number: int, with_halves: bool
 ) -> ParameterGradients:
     model, tokenizer = open_model(name, dtype=run.config.dtype)
     check_tokens(step, tokenizer)
@@ -193,19 +193,19 @@ def _data(replayed: Replayed) -> dict[str, Any]:
 
 def flipped(replayed: Replayed) -> list[dict[str, Any]]:
     """Print one flipped token per algorithm, with the reasons under both."""
-    own, step = replayed.views[0], replayed.step
-    found = []
+    base, step = replayed.views[0], replayed.step
+    rows = []
     for view in replayed.views[1:]:
-        for row, token in max_flipped(view, own, 1):
-            said = {each.name: why(step, each.seen, row, token) for each in (own, view)}
-            place = {"row": row, "token": token, "turn": place_in_words(step.turns[row], token) or None}
-            found.append({"algorithm": view.name, **place, "piece": step.pieces[row][token], "why": said})
-    return found
+        for row, token in max_flipped(view, base, 1):
+            reasons = {each.name: why(step, each.seen, row, token) for each in (base, view)}
+            position = {"row": row, "token": token, "turn": place_in_words(step.turns[row], token) or None}
+            rows.append({"algorithm": view.name, **position, "piece": step.pieces[row][token], "why": reasons})
+    return rows
 
 
 def print_tables(replayed: Replayed, console: Console) -> None:
-    step, own = replayed.step, replayed.views[0]
-    rows, tokens = int(own.rows.sum()), int(step.batch.sampled_lengths[own.rows].sum())
+    step, base = replayed.step, replayed.views[0]
+    rows, tokens = int(base.rows.sum()), int(step.batch.sampled_lengths[base.rows].sum())
     which = f", pass {replayed.number} (0 to {step.passes - 1})" if step.passes > 1 else ""
     console.print(
         Text(f"step {step.number} of {visible(str(replayed.run.path))}{which}", style="bold"),
@@ -216,8 +216,8 @@ def print_tables(replayed: Replayed, console: Console) -> None:
         console.print(Text(visible(line), style="yellow"), soft_wrap=True)
     if not rows:
         return
-    if own.policy_loss is not None and replayed.logged is not None:
-        away = abs(own.policy_loss - replayed.logged)
+    if base.policy_loss is not None and replayed.logged is not None:
+        away = abs(base.policy_loss - replayed.logged)
         console.print(Text(f"logged policy loss {_number(replayed.logged)}; replayed, it differs by {away:.1g}"))
     console.print("", _update_table(replayed.views), Text(UPDATE_LEGEND, style="dim"), sep="\n")
     console.print(_gradient_table(replayed.views), Text(GRADIENT_LEGEND, style="dim"), sep="\n")
@@ -227,7 +227,7 @@ def print_tables(replayed: Replayed, console: Console) -> None:
     _print_flipped(console, replayed)
 
 
-def _update_table(views: Sequence[Comparison]) -> Table:
+def _update_table(views: Sequence[ComparedAlgorithm]) -> Table:
     table = _grid(UPDATE)
     for view in views:
         flips = "" if view.is_own else f"{view.closed + view.opened} ({_share(view.flips)})"
@@ -236,7 +236,7 @@ def _update_table(views: Sequence[Comparison]) -> Table:
     return table
 
 
-def _gradient_table(views: Sequence[Comparison]) -> Table:
+def _gradient_table(views: Sequence[ComparedAlgorithm]) -> Table:
     table = _grid(GRADIENT)
     for view in views:
         norm = _number(view.norm / views[0].norm if views[0].norm else math.nan)
@@ -247,16 +247,16 @@ def _gradient_table(views: Sequence[Comparison]) -> Table:
 
 def _grid(head: Sequence[str]) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    for place, column in enumerate(head):
-        table.add_column(column, justify="right" if place else "left", no_wrap=True)
+    for index, column in enumerate(head):
+        table.add_column(column, justify="right" if index else "left", no_wrap=True)
     return table
 
 
-def _label(view: Comparison) -> Text:
+def _label(view: ComparedAlgorithm) -> Text:
     return Text(f"{view.name} (the run)", "bold") if view.is_own else Text(view.name)
 
 
-def _cosines(views: Sequence[Comparison]) -> Mapping[str, Mapping[str, float]]:
+def _cosines(views: Sequence[ComparedAlgorithm]) -> Mapping[str, Mapping[str, float]]:
     return {view.name: view.cosines for view in views}
 
 
@@ -270,22 +270,22 @@ def _print_cosines(console: Console, title: str, cosines: Mapping[str, Mapping[s
 
 
 def _print_gradients(console: Console, replayed: Replayed) -> None:
-    found = replayed.gradients
-    if found is None:
+    gradients = replayed.gradients
+    if gradients is None:
         return
-    said = "the policy that the step began with" if found.is_policy else "not the policy that the step began with"
-    line = f"its log-probs are {found.first_gap:.2g} away from those that the step's first update saw, in the mean, "
-    line += f"and {found.gap:.2g} over the pass: {said}"
+    start = "the policy that the step began with" if gradients.is_policy else "not the policy that the step began with"
+    line = f"its log-probs are {gradients.first_gap:.2g} away from those that the step's first update saw, in the mean,"
+    line += f" and {gradients.gap:.2g} over the pass: {start}"
     console.print(Text(f"{visible(str(replayed.model))}: {line}"), soft_wrap=True)
-    norms = ", ".join(f"{name} {_number(value)}" for name, value in found.norms.items())
+    norms = ", ".join(f"{name} {_number(value)}" for name, value in gradients.norms.items())
     console.print(Text(f"norms: {norms}"), soft_wrap=True)
-    if found.halves:
-        halves = ", ".join(f"{name} {_number(value)}" for name, value in found.halves.items())
+    if gradients.halves:
+        halves = ", ".join(f"{name} {_number(value)}" for name, value in gradients.halves.items())
         console.print(Text(f"cosines between two halves of the groups: {halves}"), soft_wrap=True)
-    _print_cosines(console, "cosines between the gradients with respect to its parameters", found.cosines)
+    _print_cosines(console, "cosines between the gradients with respect to its parameters", gradients.cosines)
 
 
-def _print_notes(console: Console, views: Sequence[Comparison]) -> None:
+def _print_notes(console: Console, views: Sequence[ComparedAlgorithm]) -> None:
     """Notes, each with the algorithms it applies to."""
     about: dict[str, list[str]] = {}
     for view in views:
@@ -300,13 +300,13 @@ def _print_flipped(console: Console, replayed: Replayed) -> None:
         row, token = each["row"], each["token"]
         turn = f"{each['turn']}, " if each["turn"] else ""
         piece, around = quoted(each["piece"], 40), _around(replayed.step, row, token)
-        place = f"token {token} of completion {row}, {turn}{piece} in {around}"
-        console.print(Text(f"\n{place}", style="bold"), soft_wrap=True)
+        title = f"token {token} of completion {row}, {turn}{piece} in {around}"
+        console.print(Text(f"\n{title}", style="bold"), soft_wrap=True)
         for name, words in each["why"].items():
             console.print(Text(f"  {name}: {visible(words)}"), soft_wrap=True)
 
 
-def _around(step: Step, row: int, token: int) -> str:
+def _around(step: StoredStep, row: int, token: int) -> str:
     pieces = step.pieces[row]
     return quoted(step.prompt[row][-30:] + "".join(pieces[max(token - 20, 0) : token + 5]), 80)
 

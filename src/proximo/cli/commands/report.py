@@ -31,6 +31,6 @@ def run(arguments: list[str]) -> int:
         refuse(f"report takes the folder of one run{given}: proximo report RUN [--out FILE.html] [--load-code]")
     with refusing(OSError):
         run = RunFolder(Path(arguments[0]), load_code=is_everything_permitted())
-        path, facts = write_report(run, None if out is None else Path(out))
-    print(json.dumps({**summary(facts), "report": str(path)}) if as_json else path)
+        path, details = write_report(run, None if out is None else Path(out))
+    print(json.dumps({**summary(details), "report": str(path)}) if as_json else path)
     return 0

@@ -34,7 +34,7 @@ examples:
 
 @dataclass(frozen=True)
 class ServeOptions:
-    """Where and how a model is served."""
+    """Address and options with which a model is served."""
 
     name: str | None = None
     """Name of the model for clients. None: that of its folder, or its hub id."""
@@ -89,15 +89,15 @@ def run(arguments: list[str]) -> int:
     from transformers.utils.logging import disable_progress_bar
 
     from proximo.cli.models import open_model
-    from proximo.serving.engine import Engine
-    from proximo.serving.reading import Reader
+    from proximo.serving.engine import ServingEngine
+    from proximo.serving.reading import RequestReader
     from proximo.serving.requests import Asking
 
     disable_progress_bar()
     model, tokenizer = open_model(name, options.device, options.dtype)
     model.requires_grad_(False)  # the sampler may take the memory that training would
-    engine, port = Engine(model, tokenizer, slots=options.slots), socket.getsockname()[1]
-    reader = Reader(Asking(tokenizer, engine.context, options.name or served_name(name), options.max_tokens))
+    engine, port = ServingEngine(model, tokenizer, slots=options.slots), socket.getsockname()[1]
+    reader = RequestReader(Asking(tokenizer, engine.context, options.name or served_name(name), options.max_tokens))
     reader.start()
     app = application(engine, reader, port=port, token=token)
     where = f"http://{f'[{options.host}]' if ':' in options.host else options.host}:{port}"
@@ -113,7 +113,7 @@ def run(arguments: list[str]) -> int:
 
 
 def served_name(model: str) -> str:
-    """What clients call a model that was given no name: a hub id, or what its folder or its run is called."""
+    """Name for clients of a model that was given none: a hub id, or what its folder or its run is called."""
     if not Path(model).exists():
         return model
     folder = Path(model).resolve()
@@ -123,7 +123,7 @@ def served_name(model: str) -> str:
 
 
 def first_lines(where: str, token: str | None, asking: "Asking") -> list[str]:
-    """Where the server is, and a command that asks it."""
+    """Lines with the server's address, and a command that asks it."""
     if asking.tokenizer.chat_template is None:
         path, asked = "completions", {"prompt": "Hello"}
     else:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
-from proximo.api.folders import folder_for, suit_attempt
+from proximo.api.folders import folder_for, suit_session
 from proximo.api.stages import StageFunction, fitted_in
 from proximo.cli.arguments import asks_for_help, flag_names, refuse, refusing, say, take, take_switch
 from proximo.cli.flags import changed
@@ -118,20 +118,20 @@ def run_stage(
         status = launched(config.ranks, [command, *given], path, lambda: _follow(config), named=folder is not None)
         if status is not None:
             return status
-    with taken(path, toml.dumps(config), allowed, POINTS, accept_lost=accept_lost) as attempt:
-        if attempt.result is not None:
+    with taken(path, toml.dumps(config), allowed, POINTS, accept_lost=accept_lost) as session:
+        if session.result is not None:
             say(f"{path}: this run is finished")
         else:
-            suit_attempt(attempt, config.model, config.device, say)
+            suit_session(session, config.model, config.device, say)
         try:
-            with tracked(path, trackers if attempt.result is None else (), say):
-                fitted = fitted_in(config, path, stage, attempt, say)
+            with tracked(path, trackers if session.result is None else (), say):
+                fitted = fitted_in(config, path, stage, session, say)
         except (OSError, ValueError) as error:
-            if attempt.is_empty:
+            if session.is_empty:
                 refuse(str(error))
-            report_failure(attempt, error)
+            report_failure(session, error)
             return 1
-    print(json.dumps(_facts(path, fitted)) if as_json else _result(path, fitted))
+    print(json.dumps(_summary(path, fitted)) if as_json else _result(path, fitted))
     return 0
 
 
@@ -169,11 +169,11 @@ def _from_file(name: str, flags: Sequence[str], kind: type[Config]) -> Config:
 
 
 def _none(config: Config) -> str:
-    """What else is possible where a stage can begin with a new model."""
+    """Hint for a stage that can begin with a new model."""
     return "; --model None is a new tiny one" if isinstance(config, SftConfig) else ""
 
 
-def _facts(path: Path, fitted: Fitted) -> dict[str, object]:
+def _summary(path: Path, fitted: Fitted) -> dict[str, object]:
     return {
         "run": str(path),
         "steps": fitted.steps,

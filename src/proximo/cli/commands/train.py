@@ -46,7 +46,7 @@ from proximo.rl.progress import summary as step_summary
 from proximo.rl.result import RunResult
 from proximo.runs.checkpoints import step_of
 from proximo.runs.records import Collected, Evaluation
-from proximo.runs.session import Attempt
+from proximo.runs.session import RunSession
 from proximo.runs.tracking.trackers import CHOICES
 from proximo.system.opening import without_links
 from proximo.system.safe_text import MAX_SHOWN, counted, quoted, visible
@@ -127,8 +127,8 @@ def train_in(
     """Train in a run folder, new or begun, and print what came of it: the exit status. `allowed` are the fields that
     may have changed since it began; None if none may."""
     named = explain.named(config.algorithm)
-    with taken(path, toml.dumps(config), allowed, algorithm=named, accept_lost=accept_lost) as attempt:
-        outcome = _train(config, attempt, opening, more="steps" in (allowed or ()), trackers=trackers)
+    with taken(path, toml.dumps(config), allowed, algorithm=named, accept_lost=accept_lost) as session:
+        outcome = _train(config, session, opening, more="steps" in (allowed or ()), trackers=trackers)
     if outcome is None:
         for line in summary(path):
             say(line)
@@ -153,12 +153,12 @@ def _print_plan(config: RunConfig, defaults: Sequence[Default], as_json: bool) -
     lines = [*batch_arithmetic(config), *held.lines, machine_line(config.model, config.device), *fit.lines, *remarks]
     if as_json:
         chosen = [asdict(each) | {"value": each.shown} for each in defaults]
-        facts = held.to_dict() | {"fits": fit.fits, "peak_bytes": fit.peak, "step_seconds": fit.seconds}
-        print(json.dumps({"config": toml.plain(config), "defaults": chosen, **facts, "notes": lines}))
+        memory_values = held.to_dict() | {"fits": fit.fits, "peak_bytes": fit.peak, "step_seconds": fit.seconds}
+        print(json.dumps({"config": toml.plain(config), "defaults": chosen, **memory_values, "notes": lines}))
         return
     print(toml.dumps(config))
-    said = [*listed(defaults), *lines]
-    print("\n".join(f"# {visible(part)}" for line in said for part in line.splitlines()))
+    comments = [*listed(defaults), *lines]
+    print("\n".join(f"# {visible(part)}" for line in comments for part in line.splitlines()))
 
 
 def follow_run(config: RunConfig) -> None:
@@ -168,19 +168,19 @@ def follow_run(config: RunConfig) -> None:
 
 
 def _train(
-    config: RunConfig, attempt: Attempt, opening: Sequence[str], *, more: bool, trackers: Sequence[str]
+    config: RunConfig, session: RunSession, opening: Sequence[str], *, more: bool, trackers: Sequence[str]
 ) -> RunResult | None:
     """Train; None if the run failed, which has then been reported."""
     progress: Progress = LiveView() if sys.stderr.isatty() else ProgressLines()
     try:
-        return trained(config, attempt, progress, say, more=more, opening=opening, track=trackers)
+        return trained(config, session, progress, say, more=more, opening=opening, track=trackers)
     except (OSError, ValueError) as error:
-        report_failure(attempt, error)
+        report_failure(session, error)
         return None
 
 
 def _expected(problem: Problem) -> str:
-    """What a problem's answer should be, for a line about it; empty where none is known."""
+    """The answer expected to a problem, for a line about it; empty where none is known."""
     return "" if problem.answer is None else f", expected {quoted(problem.answer)}"
 
 

@@ -102,7 +102,7 @@ def _root(arguments: list[str]) -> Path:
 
 
 def _has_screen() -> bool:
-    """Whether a graphical browser can open; a text browser would take over the terminal."""
+    """True if a graphical browser can open; a text browser would take over the terminal."""
     return sys.platform == "darwin" or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
 
 
@@ -142,11 +142,11 @@ def write_static(out: Path, arguments: Sequence[str], steps: str | None, *, load
 
 def chosen_steps(text: str) -> frozenset[int]:
     """Example: chosen_steps("1,5,10-12") == {1, 5, 10, 11, 12}"""
-    found: set[int] = set()
+    steps: set[int] = set()
     for part in text.split(","):
         match = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", part.strip(), re.ASCII)
         first, last = (0, -1) if match is None else (int(match[1]), int(match[2] or match[1]))
         if not first <= last < first + MAX_STEPS:
             refuse(f"--steps {text}: give all, or numbers and ranges such as 1,5,10-20")
-        found.update(range(first, last + 1))
-    return frozenset(found)
+        steps.update(range(first, last + 1))
+    return frozenset(steps)

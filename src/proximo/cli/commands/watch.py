@@ -13,7 +13,7 @@ from rich.text import Text
 from proximo.cli.arguments import refuse, refusing, take_number, take_switch
 from proximo.cli.models import on_stdout
 from proximo.insight.folder import RunFolder
-from proximo.insight.terminal import Sample, Watched, look
+from proximo.insight.terminal import RunSnapshot, Sample, look
 from proximo.system.safe_text import visible
 
 USAGE = """usage: proximo watch RUN [--once] [--every SECONDS]
@@ -60,8 +60,8 @@ def _watch(folder: RunFolder, console: Console, once: bool, seconds: float) -> N
             live.update(drawn(seen, console.width), refresh=True)
 
 
-def drawn(seen: Watched, width: int) -> Stack:
-    """What is printed, for a terminal of this width."""
+def drawn(seen: RunSnapshot, width: int) -> Stack:
+    """Text to print, for a terminal of this width."""
     of = "" if seen.of_steps is None else f" of {seen.of_steps}"
     head = Text.assemble((visible(seen.name, MAX_TEXT), "bold"), f"  {seen.state}, step {seen.steps}{of}")
     verdict = Text.assemble((seen.verdict.word, TONES[seen.verdict.tone]))
@@ -72,15 +72,15 @@ def drawn(seen: Watched, width: int) -> Stack:
     return Stack(*parts, *([] if seen.sample is None else _sample(seen.sample)))
 
 
-def _findings(seen: Watched) -> list[Text]:
-    found = ((f"{each.severity}: ", SEVERITIES[each.severity], each) for each in seen.findings)
+def _findings(seen: RunSnapshot) -> list[Text]:
+    findings = ((f"{each.severity}: ", SEVERITIES[each.severity], each) for each in seen.findings)
     return [
         Text.assemble((word, style), f"{each.rule} since step {each.step}: {each.message}")
-        for word, style, each in found
+        for word, style, each in findings
     ]
 
 
-def _curves(seen: Watched, width: int) -> Table:
+def _curves(seen: RunSnapshot, width: int) -> Table:
     table = Table.grid(padding=(0, 2))
     room = max(NARROWEST, min(WIDEST, width - AROUND))
     for curve in seen.curves:

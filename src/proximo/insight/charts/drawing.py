@@ -44,7 +44,7 @@ class Axis:
     step: Number
     """Distance between ticks."""
 
-    def place(self, value: Number) -> Number:
+    def position(self, value: Number) -> Number:
         return self.start + (value - self.low) / (self.high - self.low) * (self.end - self.start)
 
     def ticks(self) -> list[Number]:
@@ -126,10 +126,10 @@ def _frame(horizontal: Axis, vertical: Axis, x: str) -> str:
     left, right, bottom = horizontal.start, horizontal.end, vertical.start
     parts = []
     for tick in vertical.ticks():
-        y = vertical.place(tick)
+        y = vertical.position(tick)
         parts += [rule("grid", left, right, y, y), words(left - 6, y + 4, vertical.label(tick), "end")]
     parts += [rule("axis", left, right, bottom, bottom), words(left - 14, bottom + 14, x, "end")]
-    parts += [words(horizontal.place(tick), bottom + 14, horizontal.label(tick)) for tick in horizontal.ticks()]
+    parts += [words(horizontal.position(tick), bottom + 14, horizontal.label(tick)) for tick in horizontal.ticks()]
     return "".join(parts) + "\n"
 
 
@@ -144,12 +144,12 @@ def words(x: Number, y: Number, content: str, anchor: str = "middle") -> str:
 def _line(series: Series, colour: str, horizontal: Axis, vertical: Axis, kind: str) -> str:
     parts = []
     for piece in _pieces(series.band):
-        there = [f"{horizontal.place(px):.1f},{vertical.place(high):.1f}" for px, _, high in piece]
-        back = [f"{horizontal.place(px):.1f},{vertical.place(low):.1f}" for px, low, _ in reversed(piece)]
+        there = [f"{horizontal.position(px):.1f},{vertical.position(high):.1f}" for px, _, high in piece]
+        back = [f"{horizontal.position(px):.1f},{vertical.position(low):.1f}" for px, low, _ in reversed(piece)]
         parts.append(f'<polygon class="band" points="{" ".join(there + back)}"/>')
     few = len(series.points) <= 12 and kind == "line"
     for piece in _pieces(series.points):
-        placed = [(horizontal.place(px), vertical.place(py)) for px, py in piece]
+        placed = [(horizontal.position(px), vertical.position(py)) for px, py in piece]
         if len(placed) > 1:
             points = " ".join(f"{px:.1f},{py:.1f}" for px, py in _thinned(placed))
             parts.append(f'<polyline class="{kind}" points="{points}"/>')
@@ -159,7 +159,8 @@ def _line(series: Series, colour: str, horizontal: Axis, vertical: Axis, kind: s
 
 
 def _thinned(placed: Sequence[tuple[Number, Number]]) -> Sequence[tuple[Number, Number]]:
-    """For a long run, the first, last, highest and lowest point in each column of the drawing, which looks the same."""
+    """Points of a line; of a long one the first, last, highest and lowest in each column of the drawing, which looks
+    the same."""
     if len(placed) <= LONG:
         return placed
     kept = []
@@ -167,30 +168,30 @@ def _thinned(placed: Sequence[tuple[Number, Number]]) -> Sequence[tuple[Number, 
         column = list(points)
         heights = [height for _, height in column]
         ends = {0, len(column) - 1, heights.index(min(heights)), heights.index(max(heights))}
-        kept += [column[place] for place in sorted(ends)]
+        kept += [column[index] for index in sorted(ends)]
     return kept
 
 
-def _labels(series: Sequence[Series], axis: Axis, most: int) -> dict[int, str]:
+def _labels(series: Sequence[Series], axis: Axis, max_length: int) -> dict[int, str]:
     """Labels by series index: name, with at most so many characters, and last value; the value alone if the title names
     the line."""
     last = {index: known[-1][1] for index, each in enumerate(series) if (known := _known(each))}
     readings = {index: axis.reading(value) for index, value in last.items()}
     if len(readings) == 1:
         return readings
-    return {index: f"{short(series[index].name, most)} {reading}" for index, reading in readings.items()}
+    return {index: f"{short(series[index].name, max_length)} {reading}" for index, reading in readings.items()}
 
 
 def _end_labels(series: Sequence[Series], labels: dict[int, str], horizontal: Axis, vertical: Axis) -> str:
     """Labels at the lines' ends, moved so that they do not overlap."""
-    wanted = sorted((vertical.place(_known(series[index])[-1][1]), index) for index in labels)
+    wanted = sorted((vertical.position(_known(series[index])[-1][1]), index) for index in labels)
     heights = []
     for y, _ in wanted:
         heights.append(max(y, heights[-1] + LINE) if heights else max(y, vertical.end))
     lowest = vertical.start
-    for place in reversed(range(len(heights))):
-        heights[place] = min(heights[place], lowest)
-        lowest = heights[place] - LINE
+    for slot in reversed(range(len(heights))):
+        heights[slot] = min(heights[slot], lowest)
+        lowest = heights[slot] - LINE
     return "".join(
         f'<g class="{_colour(index)}"><text class="label" x="{horizontal.end + 6:.1f}" y="{y + 4:.1f}">'
         f"{text(labels[index])}</text></g>\n"
@@ -204,11 +205,11 @@ def _strips(named: Sequence[Series], horizontal: Axis, vertical: Axis, x: str, h
     places = sorted({px for each in values for px in each})
     every = math.ceil(len(places) / STRIPS)
     shown = places[::-1][:: max(every, 1)][::-1]  # always includes the last one
-    middles = [horizontal.place((one + other) / 2) for one, other in pairwise(shown)]
+    middles = [horizontal.position((one + other) / 2) for one, other in pairwise(shown)]
     edges = [horizontal.start, *middles, horizontal.end]
     strips = []
     for px, (start, end) in zip(shown, pairwise(edges), strict=True):
-        at, labels = horizontal.place(px), [f"{x} {number(px)}"]
+        at, labels = horizontal.position(px), [f"{x} {number(px)}"]
         for each, known in zip(named, values, strict=True):
             labels += [f"{short(each.name)} {vertical.reading(known[px])}"] if px in known else []
         strips.append(
@@ -249,9 +250,9 @@ def _horizontal_axis(values: Sequence[Number], start: Number, end: Number) -> Ax
     return Axis(low, high, start, end, step)
 
 
-def _round_step(least: Number) -> Number:
-    power = 10.0 ** _power(least)
-    return next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= least * (1 - 1e-9))
+def _round_step(min_step: Number) -> Number:
+    power = 10.0 ** _power(min_step)
+    return next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= min_step * (1 - 1e-9))
 
 
 def _power(value: Number) -> int:
@@ -277,7 +278,7 @@ def _colour(index: int) -> str:
     return f"s{index % COLOURS + 1}" + (" again" if index // COLOURS % 2 else "")
 
 
-def short(name: str, most: int = NAME) -> str:
+def short(name: str, max_length: int = NAME) -> str:
     """A name as one short, safe line."""
-    shown = visible(name[: most + 1]).replace("\n", " ")
-    return shown if len(shown) <= most else shown[: most - 1] + "…"
+    shown = visible(name[: max_length + 1]).replace("\n", " ")
+    return shown if len(shown) <= max_length else shown[: max_length - 1] + "…"

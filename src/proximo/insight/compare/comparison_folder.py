@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from proximo.config import toml
-from proximo.insight.compare.plan import ComparisonPlan, Job
+from proximo.insight.compare.plan import ComparisonPlan, RunJob
 from proximo.runs.config_changes import differences
 from proximo.system.folders import write_file
 from proximo.system.locks import NAME as LOCK
@@ -24,16 +24,16 @@ PLAN, CONFIGS, RUNS, LOGS = "plan.json", "configs", "runs", "logs"
 FORMAT = 1
 
 
-class Place:
+class ComparisonFolder:
     """The folder, and the plan stored at the start of the comparison."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def run(self, job: Job) -> Path:
+    def run(self, job: RunJob) -> Path:
         return self.folder / RUNS / job.name
 
-    def log(self, job: Job) -> Path:
+    def log(self, job: RunJob) -> Path:
         return self.folder / LOGS / f"{job.name}.log"
 
     def config(self, contender: str) -> Path:
@@ -60,8 +60,8 @@ class Place:
         known = self._known()
         machines = dict(machines)
         if known is not None:
-            machines |= {name: Machine.from_dict(facts) for name, facts in known["machines"].items()}
-        facts = {
+            machines |= {name: Machine.from_dict(machine) for name, machine in known["machines"].items()}
+        content = {
             "format": FORMAT,
             "contenders": [contender.name for contender in plan.contenders],
             "seeds": plan.seeds,
@@ -71,7 +71,7 @@ class Place:
         }
         # The plan first: it identifies the folder if the process dies before all is written.
         make_folder(self.folder)
-        write_file(self.folder / PLAN, (json.dumps(facts, indent=1) + "\n").encode())
+        write_file(self.folder / PLAN, (json.dumps(content, indent=1) + "\n").encode())
         for folder in (CONFIGS, RUNS, LOGS):
             make_folder(self.folder / folder)
         for contender in plan.contenders:
@@ -101,12 +101,12 @@ class Place:
         for contender in plan.contenders:
             try:
                 before = read_text(self.config(contender.name))
-                found = differences(before, toml.dumps(contender.config))
+                changed = differences(before, toml.dumps(contender.config))
             except FileNotFoundError:  # not written yet; a started run has its own config
                 continue
             except (OSError, ValueError):
                 return [f"its {self.config(contender.name).name} cannot be read"]
-            wrong += [f"{contender.name}: {field} {what}" for field, what in found.items()]
+            wrong += [f"{contender.name}: {field} {what}" for field, what in changed.items()]
         if list(plan.seeds)[: len(known["seeds"])] != known["seeds"]:
             wrong.append(
                 f"it has {len(known['seeds'])} seeds, from {known['seeds'][0]} on; more can be added, not fewer"

@@ -9,8 +9,8 @@ from typing import NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from proximo.insight.compare.plan import Job
-from proximo.insight.report.facts import Facts, Row, is_number, phases, real
+from proximo.insight.compare.plan import RunJob
+from proximo.insight.report.run_details import Row, RunDetails, is_number, phases, real
 from proximo.losses.arithmetic import count_of
 from proximo.rl.evaluate import known_mean
 from proximo.runs.health.history import idle
@@ -36,20 +36,20 @@ class Measure:
     title: str
     unit: str
     at_end: bool
-    """Whether the last steps represent the run; else all of them."""
-    of: "Callable[[Run, Row], float | None]"
+    """True if the last steps represent the run; else all of them do."""
+    of: "Callable[[MeasuredRun, Row], float | None]"
 
     @property
     def label(self) -> str:
         return f"{self.title}, {f'last {LAST:.0%} of the steps' if self.at_end else 'mean over the run'}"
 
 
-class Run:
+class MeasuredRun:
     """A finished run, read once. `since`: the step after which it counts, where a fork parts from its parent."""
 
-    def __init__(self, job: Job, facts: Facts, since: int = 0) -> None:
-        assert facts.result is not None, "it is finished"
-        self.job, self.facts, self.result, self.since = job, facts, facts.result, since
+    def __init__(self, job: RunJob, details: RunDetails, since: int = 0) -> None:
+        assert details.result is not None, "it is finished"
+        self.job, self.details, self.result, self.since = job, details, details.result, since
         self._curves: dict[str, list[Point]] = {}
 
     @property
@@ -65,17 +65,17 @@ class Run:
     @cached_property
     def training(self) -> list[Row]:
         """Rows of the steps that count."""
-        return [row for row in self.facts.training if row["step"] > self.since]
+        return [row for row in self.details.training if row["step"] > self.since]
 
     @property
     def steps(self) -> int:
         """Number of steps that count."""
-        return self.facts.steps_done - self.since
+        return self.details.steps_done - self.since
 
     @property
     def before(self) -> float:
         """Held-out outcome before the steps that count, by the last evaluation until then."""
-        known = [float(row["outcome"]) for row in self.facts.evaluations if row["step"] <= self.since]
+        known = [float(row["outcome"]) for row in self.details.evaluations if row["step"] <= self.since]
         return known[-1] if self.since and known else float(self.result["before"]["outcome"])
 
     @property
@@ -84,7 +84,7 @@ class Run:
 
     @property
     def is_share(self) -> bool:
-        """Whether each held-out answer is right or wrong."""
+        """True if each held-out answer is right or wrong."""
         return all(outcome in (0, 1) for outcome in self.answers.values())
 
     @property
@@ -102,7 +102,7 @@ class Run:
     @cached_property
     def phases(self) -> dict[str, float]:
         """Seconds of a step by phase; for a step that was repeated after a resume, the last time."""
-        timings = [row for row in self.facts.timings if is_number(row.get("step")) and row["step"] > self.since]
+        timings = [row for row in self.details.timings if is_number(row.get("step")) and row["step"] > self.since]
         last = {row["step"]: phases(row) for row in timings}
         names = dict.fromkeys(name for row in last.values() for name in row)
         return {name: math.fsum(row.get(name, 0.0) for row in last.values()) / len(last) for name in names}
@@ -124,19 +124,19 @@ class Run:
     def _tokens_after(self) -> dict[int, int]:
         """Sampled tokens by number of steps done; steps with unreadable rows are missing."""
         total, after = 0, {0: 0}
-        for row in self.facts.training:
+        for row in self.details.training:
             total += int(row["sampled_tokens"]) if is_number(row.get("sampled_tokens")) else 0
             after[int(row["step"])] = total
         return after
 
     def held_out(self) -> list[Point]:
         """Held-out outcomes before, during and after training."""
-        found = []
-        for row in self.facts.evaluations:
+        points = []
+        for row in self.details.evaluations:
             done = int(row["step"])
             if done >= self.since and is_number(row.get("outcome")) and done in self._tokens_after:
-                found.append(Point(done, self._tokens_after[done], float(row["outcome"])))
-        return found
+                points.append(Point(done, self._tokens_after[done], float(row["outcome"])))
+        return points
 
     def curve(self, measure: Measure) -> list[Point]:
         if measure.key not in self._curves:
@@ -166,23 +166,23 @@ class Run:
     def column(self, step: int, name: str) -> pa.ChunkedArray | None:
         """A column of a step's rollouts; None if not stored."""
         try:
-            return read_columns(self.facts.run.step_file(step), [name]).column(name)
+            return read_columns(self.details.run.step_file(step), [name]).column(name)
         except (OSError, ValueError, KeyError):
             return None
 
 
-def _metric(name: str) -> Callable[[Run, Row], float | None]:
+def _metric(name: str) -> Callable[[MeasuredRun, Row], float | None]:
     return lambda _, row: float(row[name]) if is_number(row.get(name)) else None
 
 
-def _held_back(_: Run, row: Row) -> float | None:
+def _held_back(_: MeasuredRun, row: Row) -> float | None:
     """Gradient held back by clips and soft gates, on one axis. Rows that were skipped for lack of a gradient count as
     not held back, as they do for algorithms that run them for their KL."""
     known = is_number(row.get("gate")) and is_number(row.get("measured"))
     return (1 - row["gate"]) * row["measured"] if known else None
 
 
-def _idle(_: Run, row: Row) -> float | None:
+def _idle(_: MeasuredRun, row: Row) -> float | None:
     """Wasted samples: dropped groups and rows without an advantage."""
     share = idle(row)
     return None if math.isnan(share) else share
@@ -197,5 +197,5 @@ MEASURES = (
 )
 
 
-def by_seed(runs: Iterable[Run], of: Callable[[Run], float | None]) -> dict[int, float]:
+def by_seed(runs: Iterable[MeasuredRun], of: Callable[[MeasuredRun], float | None]) -> dict[int, float]:
     return {run.seed: value for run in runs if (value := of(run)) is not None and not math.isnan(value)}

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
 
-from proximo.losses.intervals import half_width, t95
+from proximo.losses.intervals import half_width, t_quantile_95
 from proximo.rl.evaluate import known_mean
 
 Verdict = Literal["the same", "within noise", "higher", "lower"]
@@ -83,7 +83,7 @@ def step_difference(
 def _blocks(differences: Sequence[float]) -> list[float]:
     """Means of blocks of neighbours, about as many blocks as each has members."""
     count = math.isqrt(len(differences))
-    edges = [round(place * len(differences) / count) for place in range(count + 1)]
+    edges = [round(index * len(differences) / count) for index in range(count + 1)]
     return [known_mean(differences[start:end]) for start, end in pairwise(edges)]
 
 
@@ -126,6 +126,6 @@ def _half(pairs: Mapping[int, Answers], by_seed: Mapping[int, float]) -> float:
     means = [known_mean(each) for each in by_problem.values()]
     largest = max(abs(each) for differences in by_problem.values() for each in differences)
     spread = statistics.stdev([*means, largest, -largest])
-    over_problems = t95(max(len(means) - 1, 1)) * spread / math.sqrt(len(means))
+    over_problems = t_quantile_95(max(len(means) - 1, 1)) * spread / math.sqrt(len(means))
     over_seeds = half_width(list(by_seed.values())) if len(by_seed) > 1 else 0.0
     return math.hypot(over_problems, over_seeds)

@@ -35,7 +35,7 @@ class Contender:
 
 
 @dataclass(frozen=True)
-class Job:
+class RunJob:
     """One run of a comparison."""
 
     contender: str
@@ -60,11 +60,11 @@ class ComparisonPlan:
     seeds: tuple[int, ...]
     budget: Budget
 
-    def jobs(self) -> Iterator[Job]:
+    def jobs(self) -> Iterator[RunJob]:
         """All contenders of a seed before the next seed, so that whatever is finished can be compared."""
         for seed in self.seeds:
             for contender in self.contenders:
-                yield Job(contender.name, replace(contender.config, seed=seed))
+                yield RunJob(contender.name, replace(contender.config, seed=seed))
 
 
 def make_plan(configs: Sequence[tuple[str, RunConfig]], seeds: int, budget: Budget | None = None) -> ComparisonPlan:
@@ -87,15 +87,15 @@ def make_plan(configs: Sequence[tuple[str, RunConfig]], seeds: int, budget: Budg
 
 def unique_names(names: Sequence[str]) -> list[str]:
     """Unique names that are valid folder names; a repeated name gets a number."""
-    found: list[str] = []
+    taken: list[str] = []
     for name in names:
         plain = re.sub(r"[^a-z0-9.]+", "-", name.lower()).strip("-.")[:60] or "config"
         number, unique = 1, plain
-        while unique in found:
+        while unique in taken:
             number += 1
             unique = f"{plain}-{number}"
-        found.append(unique)
-    return found
+        taken.append(unique)
+    return taken
 
 
 def refuse_different(configs: Sequence[tuple[str, RunConfig]]) -> None:

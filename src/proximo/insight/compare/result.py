@@ -7,9 +7,9 @@ from typing import Any, Literal
 
 from proximo.algorithms import explain
 from proximo.config import toml
-from proximo.insight.compare.fairness import Check, checks, first_difference, fork_checks
-from proximo.insight.compare.measured import MEASURES, Run, by_seed
-from proximo.insight.compare.page.curves import HELD_OUT, Curve, all_curves
+from proximo.insight.compare.fairness import FairnessCheck, checks, first_difference, fork_checks
+from proximo.insight.compare.measured import MEASURES, MeasuredRun, by_seed
+from proximo.insight.compare.page.curves import HELD_OUT, ComparisonCurve, all_curves
 from proximo.insight.compare.paired import Difference, answer_difference, seed_difference, step_difference
 from proximo.insight.compare.plan import Budget, ComparisonPlan, Contender
 from proximo.models import pick_device, pick_dtype
@@ -60,7 +60,7 @@ class Standing:
 
 @dataclass(frozen=True)
 class Fork:
-    """Where a contender was forked from the first."""
+    """The point at which a contender was forked from the first."""
 
     at: int
     """Step after which it begins."""
@@ -69,7 +69,7 @@ class Fork:
 
 
 @dataclass(frozen=True)
-class Result:
+class ComparisonResult:
     command: str
     task: str
     model: str
@@ -77,14 +77,14 @@ class Result:
     seeds: Sequence[int]
     measure: Literal["accuracy", "outcome"]
     problems: int
-    checks: Sequence[Check]
+    checks: Sequence[FairnessCheck]
     contenders: Sequence[Standing]
     differences: Sequence[Difference]
     settings: Mapping[str, Mapping[str, Any]]
     """Fields that differ between the configs, by contender."""
-    curves: Sequence[Curve]
+    curves: Sequence[ComparisonCurve]
     forked: Mapping[str, Fork] | None = None
-    """Where each contender parts from the first, if they are forks of it; else None."""
+    """Fork of each contender, if they are forks of the first; else None."""
     format: int = FORMAT
 
     @property
@@ -98,23 +98,23 @@ class Result:
 
     def to_dict(self) -> dict[str, Any]:
         """The result for JSON, which has no NaN."""
-        facts = asdict(self) | {"fair": self.fair, "baseline": self.first}
-        facts["differences"] = [asdict(each) | {"verdict": each.verdict} for each in self.differences]
-        return plain(facts)
+        content = asdict(self) | {"fair": self.fair, "baseline": self.first}
+        content["differences"] = [asdict(each) | {"verdict": each.verdict} for each in self.differences]
+        return plain(content)
 
 
 def make_result(
     plan: ComparisonPlan,
-    runs: Mapping[str, Sequence[Run]],
+    runs: Mapping[str, Sequence[MeasuredRun]],
     unfinished: Mapping[str, Mapping[int, str]],
     command: str,
     forked: Mapping[str, Fork] | None = None,
-) -> Result:
+) -> ComparisonResult:
     """The result of the finished `runs`, by contender; `unfinished` gives the reasons for the others. `forked`: of
     contenders that are forks of the first."""
     every = [run for each in runs.values() for run in each]
     first = runs[plan.contenders[0].name]
-    return Result(
+    return ComparisonResult(
         command=command,
         task=explain.choice(plan.contenders[0].config.task),
         model=", ".join(dict.fromkeys(each.config.model for each in plan.contenders)),
@@ -137,7 +137,7 @@ def make_result(
 
 
 def _standing(
-    contender: Contender, runs: Sequence[Run], first: Sequence[Run], unfinished: Mapping[int, str]
+    contender: Contender, runs: Sequence[MeasuredRun], first: Sequence[MeasuredRun], unfinished: Mapping[int, str]
 ) -> Standing:
     card = explain.nearest(contender.config.algorithm)
     names = dict.fromkeys(name for run in runs for name in run.phases)
@@ -174,7 +174,7 @@ def _models(config: RunConfig) -> list[Model]:
         return []
 
 
-def _waste(runs: Sequence[Run]) -> dict[str, float]:
+def _waste(runs: Sequence[MeasuredRun]) -> dict[str, float]:
     """Wasted tokens, as means over the seeds."""
     shares = {
         name: known_mean(known_mean(run.known(name)) for run in runs) for name in ("dead_rows", "rounds", "truncated")
@@ -187,23 +187,25 @@ def _waste(runs: Sequence[Run]) -> dict[str, float]:
     return dropped | shares | totals
 
 
-def _differences(name: str, runs: Sequence[Run], first: Sequence[Run], *, by_step: bool) -> list[Difference]:
+def _differences(
+    name: str, runs: Sequence[MeasuredRun], first: Sequence[MeasuredRun], *, by_step: bool
+) -> list[Difference]:
     ours, theirs = ({run.seed: run.answers for run in each} for each in (runs, first))
-    found = [answer_difference(name, HELD_OUT, ours, theirs)]
+    differences = [answer_difference(name, HELD_OUT, ours, theirs)]
     for measure in MEASURES:
         if by_step:
             steps = [
                 {run.seed: {at: value for at, _, value in run.curve(measure)} for run in each} for each in (runs, first)
             ]
-            found.append(step_difference(name, measure.key, *steps))
+            differences.append(step_difference(name, measure.key, *steps))
             continue
         values = [by_seed(each, lambda run, measure=measure: run.whole(measure)) for each in (runs, first)]
-        found.append(seed_difference(name, measure.key, *values))
-    return [each for each in found if each.by_seed]
+        differences.append(seed_difference(name, measure.key, *values))
+    return [each for each in differences if each.by_seed]
 
 
 def _settings(contenders: Sequence[Contender]) -> dict[str, dict[str, Any]]:
     configs = {each.name: dict(flat(tomllib.loads(toml.dumps(each.config)))) for each in contenders}
     fields = sorted({field for config in configs.values() for field in config})
-    found = {field: {name: config.get(field) for name, config in configs.items()} for field in fields}
-    return {field: values for field, values in found.items() if len({repr(value) for value in values.values()}) > 1}
+    by_field = {field: {name: config.get(field) for name, config in configs.items()} for field in fields}
+    return {field: values for field, values in by_field.items() if len({repr(value) for value in values.values()}) > 1}

@@ -18,14 +18,14 @@ from proximo.rl.config import RunConfig, loads_run
 from proximo.rl.progress import ProgressLines
 from proximo.rl.run import Run
 from proximo.rl.train import train
-from proximo.runs.session import begin
+from proximo.runs.session import open_session
 from proximo.system.machine import Machine
 from proximo.system.opening import read_text
 from proximo.system.safe_text import MAX_SHOWN, visible
 from proximo.system.secrets import masked
 
 Work = Callable[[RunConfig, Path, Machine, bool], None]
-"""What a process does: a config, a folder, the machine's settings, and whether lost rows of a log are accepted."""
+"""Work of a process, given a config, a folder, the machine's settings, and whether lost rows of a log are accepted."""
 
 
 def main(arguments: list[str], work: Work | None = None) -> int:
@@ -47,12 +47,12 @@ def main(arguments: list[str], work: Work | None = None) -> int:
 def train_one(config: RunConfig, folder: Path, machine: Machine, accept_lost: bool = False) -> None:
     """Start or resume the run; a finished one is left as it is."""
     text = toml.dumps(config)
-    with begin(folder, text, algorithm=explain.named(config.algorithm), accept_lost=accept_lost) as attempt:
-        if attempt.result is None:
-            (attempt.machine or machine).apply()
-            if attempt.other_code is not None:
-                print(f"warning: {attempt.other_code}", file=sys.stderr, flush=True)
-            train(Run(config, folder, ProgressLines()), attempt)
+    with open_session(folder, text, algorithm=explain.named(config.algorithm), accept_lost=accept_lost) as session:
+        if session.result is None:
+            (session.machine or machine).apply()
+            if session.other_code is not None:
+                print(f"warning: {session.other_code}", file=sys.stderr, flush=True)
+            train(Run(config, folder, ProgressLines()), session)
 
 
 if __name__ == "__main__":

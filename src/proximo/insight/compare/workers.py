@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from proximo.insight.compare.comparison_folder import Place
-from proximo.insight.compare.plan import Job
+from proximo.insight.compare.comparison_folder import ComparisonFolder
+from proximo.insight.compare.plan import RunJob
 from proximo.models import pick_device
 from proximo.processes import tree
 from proximo.processes.forkserver import StartedProcess, Starter, starter
@@ -21,7 +21,7 @@ from proximo.system.opening import open_file
 
 WORKER = "proximo.insight.compare.worker"
 USED_LATER = ("transformers.models.qwen3.modeling_qwen3", "transformers.models.qwen3_moe.modeling_qwen3_moe")
-"""What a run imports when it loads a model; most of it is the same for other architectures."""
+"""Modules that a run imports when it loads a model; most of what they load is the same for other architectures."""
 LOOK_SECONDS = 0.2
 """Seconds between two looks at the processes."""
 GRACE = 30.0
@@ -31,8 +31,8 @@ TAIL = 4096
 
 
 @dataclass(frozen=True)
-class Failure:
-    job: Job
+class RunFailure:
+    job: RunJob
     message: str
 
 
@@ -48,25 +48,25 @@ def _on_cpu(configs: Iterable[RunConfig]) -> bool:
 
 
 def run_jobs(
-    jobs: Sequence[Job],
-    place: Place,
+    jobs: Sequence[RunJob],
+    layout: ComparisonFolder,
     machines: Mapping[str, Machine],
-    most: int,
+    max_running: int,
     *,
-    started: Callable[[Job], None],
-    ended: Callable[[Job, Failure | None], None],
-    waiting: Callable[[Sequence[Job]], None] = lambda _: None,
+    started: Callable[[RunJob], None],
+    ended: Callable[[RunJob, RunFailure | None], None],
+    waiting: Callable[[Sequence[RunJob]], None] = lambda _: None,
     accept_lost: bool = False,
     worker: str = WORKER,
     until: float = math.inf,
-) -> list[Failure]:
+) -> list[RunFailure]:
     """Run all jobs to the end. On a stop signal, raises Stopped after every process has saved its run and ended.
 
     `waiting` is called regularly with the running jobs. `accept_lost`: resume although a log has lost rows. `worker`:
     the module that each process runs. `until`: reading of the monotonic clock after which no job is started; those
     that run GRACE seconds later save and end.
     """
-    left, running, failures = deque(jobs), list[tuple[Job, StartedProcess]](), list[Failure]()
+    left, running, failures = deque(jobs), list[tuple[RunJob, StartedProcess]](), list[RunFailure]()
     processes = starter(worker, *USED_LATER, on_cpu=_on_cpu(job.config for job in jobs))
     with Stop() as stop:
         try:
@@ -77,13 +77,13 @@ def run_jobs(
                 if time.monotonic() >= until + GRACE:
                     _end(process for _, process in running)
                     break
-                while left and len(running) < most:
+                while left and len(running) < max_running:
                     job = left.popleft()
-                    running.append((job, _start(job, place, machines[job.contender], accept_lost, processes)))
+                    running.append((job, _start(job, layout, machines[job.contender], accept_lost, processes)))
                     started(job)
                 for job, process in [each for each in running if each[1].poll() is not None]:
                     running.remove((job, process))
-                    failure = _failure(job, process.returncode, place.log(job))
+                    failure = _failure(job, process.returncode, layout.log(job))
                     failures += [] if failure is None else [failure]
                     ended(job, failure)
                 waiting([job for job, _ in running])
@@ -96,10 +96,12 @@ def run_jobs(
     return failures
 
 
-def _start(job: Job, place: Place, machine: Machine, accept_lost: bool, processes: Starter) -> StartedProcess:
+def _start(
+    job: RunJob, layout: ComparisonFolder, machine: Machine, accept_lost: bool, processes: Starter
+) -> StartedProcess:
     """Start a job in a separate session: Ctrl-C goes to the comparison, which passes it on once."""
-    arguments = (place.config(job.contender), job.seed, place.run(job), machine.threads)
-    return processes.start([*arguments, int(machine.onednn), int(accept_lost)], place.log(job))
+    arguments = (layout.config(job.contender), job.seed, layout.run(job), machine.threads)
+    return processes.start([*arguments, int(machine.onednn), int(accept_lost)], layout.log(job))
 
 
 def _end(processes: Iterable[StartedProcess]) -> None:
@@ -116,12 +118,12 @@ def _end(processes: Iterable[StartedProcess]) -> None:
         raise
 
 
-def _failure(job: Job, status: int, log: Path) -> Failure | None:
+def _failure(job: RunJob, status: int, log: Path) -> RunFailure | None:
     if status == 0:
         return None
     how = f"killed by signal {-status}" if status < 0 else f"exit status {status}"
     message = _last_line(log)
-    return Failure(job, f"{how}{': ' + message if message else ''} (see {log})")
+    return RunFailure(job, f"{how}{': ' + message if message else ''} (see {log})")
 
 
 def _last_line(log: Path) -> str:

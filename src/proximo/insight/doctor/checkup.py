@@ -11,7 +11,7 @@ from proximo.insight.doctor.damage import damage, unreadable
 from proximo.insight.doctor.verdict import Verdict, judge
 from proximo.insight.folder import RunFolder, State
 from proximo.runs.files import EVENTS, METRICS, TIMELINE
-from proximo.runs.health import ENOUGH, Finding, RuleState, Severity, Spell, watched, worst_first
+from proximo.runs.health import ENOUGH, ActiveFinding, Finding, RuleState, Severity, monitored, worst_first
 from proximo.runs.health.timeline import with_loads
 
 
@@ -37,15 +37,15 @@ class Checkup:
     """Steps done, by the last row of metrics, since earlier rows may be lost."""
     held_out: Sequence[float]
     """Held-out outcomes of its evaluations."""
-    standing: Sequence[Spell]
+    standing: Sequence[ActiveFinding]
     """Current findings, including damaged files, worst first."""
-    passed: Sequence[Spell]
+    passed: Sequence[ActiveFinding]
     """Findings that are over."""
     events: Sequence[Happened]
     rules: Sequence[RuleState]
-    """What each rule says, or what it still needs; empty for stages other than reinforcement learning."""
+    """Verdict of each rule, or what it still needs; empty for stages other than reinforcement learning."""
     unreadable: Mapping[str, tuple[int, int] | str]
-    """By file of rows: how many cannot be read, of how many; or why the file cannot be read."""
+    """Number of unreadable rows and of all rows by file, or the reason why the file cannot be read."""
     verdict: Verdict
 
     @property
@@ -55,7 +55,7 @@ class Checkup:
 
     @property
     def is_short(self) -> bool:
-        """Whether the run is too short for most rules, so that the absence of findings means little."""
+        """True if the run is too short for most rules, so that the absence of findings means little."""
         return self.steps < ENOUGH
 
     def link(self, finding: Finding) -> str:
@@ -65,9 +65,9 @@ class Checkup:
 
     def to_dict(self) -> dict[str, Any]:
 
-        def plain(spell: Spell) -> dict[str, Any]:
-            more = {"last": spell.last, "latest": spell.latest, "link": self.link(spell.finding)}
-            return asdict(spell.finding) | more
+        def plain(active: ActiveFinding) -> dict[str, Any]:
+            more = {"last": active.last, "latest": active.latest, "link": self.link(active.finding)}
+            return asdict(active.finding) | more
 
         return {
             "run": self.name,
@@ -88,21 +88,21 @@ class Checkup:
 def check_up(run: RunFolder) -> Checkup:
     """The findings that doctor, report and view show. Reads all checkpoints and rollouts completely."""
     rows = run.rows(METRICS)
-    watch = watched(with_loads(rows, run.rows(TIMELINE)))
-    damaged = [Spell(each, each.step, each.message) for each in damage(run)]
-    current = worst_first([*(spell for spell in watch.spells if not spell.is_over), *damaged])
+    monitor = monitored(with_loads(rows, run.rows(TIMELINE)))
+    damaged = [ActiveFinding(each, each.step, each.message) for each in damage(run)]
+    current = worst_first([*(active for active in monitor.findings if not active.is_over), *damaged])
     steps = rows[-1]["step"] + (run.format == 1) if rows else 0  # format 1 counted from 0
     return Checkup(
         name=run.name,
         state=run.state,
         steps=steps,
-        held_out=[each.outcome for each in watch.history.evaluations],
+        held_out=[each.outcome for each in monitor.history.evaluations],
         standing=current,
-        passed=[spell for spell in watch.spells if spell.is_over],
+        passed=[active for active in monitor.findings if active.is_over],
         events=list(_events(run)),
-        rules=watch.states() if watch.history.trained or not steps else [],
+        rules=monitor.states() if monitor.history.trained or not steps else [],
         unreadable=unreadable(run),
-        verdict=judge(run, rows, steps, [spell.finding for spell in current]),
+        verdict=judge(run, rows, steps, [active.finding for active in current]),
     )
 
 
@@ -110,16 +110,16 @@ def standing(folder: Path) -> list[Finding]:
     """Current findings in a run's metrics, worst first; empty if there is no run."""
     try:
         run = RunFolder(folder)
-        return watched(with_loads(run.rows(METRICS), run.rows(TIMELINE))).standing()
+        return monitored(with_loads(run.rows(METRICS), run.rows(TIMELINE))).standing()
     except ValueError:
         return []
 
 
-def summary(folder: Path, most: int = 3) -> list[str]:
+def summary(folder: Path, limit: int = 3) -> list[str]:
     """Lines for the end of a run: the worst current findings and how to see them all; empty if there are none."""
-    found = standing(folder)
-    lines = [f"{each.severity}, {each.rule} since step {each.step}: {each.message}" for each in found[:most]]
-    more = f"{len(found) - most} more, and w" if len(found) > most else "w"
+    findings = standing(folder)
+    lines = [f"{each.severity}, {each.rule} since step {each.step}: {each.message}" for each in findings[:limit]]
+    more = f"{len(findings) - limit} more, and w" if len(findings) > limit else "w"
     return [*lines, f"{more}hat to do first: proximo doctor {folder}"] if lines else []
 
 

@@ -64,9 +64,9 @@ def _format(run: RunFolder) -> Iterator[Finding]:
 
 
 def _checkpoints(run: RunFolder) -> Iterator[Finding]:
-    found = saved(run.path / CHECKPOINTS)
-    damaged = {path: wrong for path in found if (wrong := _complaints(path, _stamps(path))) and path.is_dir()}
-    whole = next((path for path in found if path not in damaged), None)
+    checkpoints = saved(run.path / CHECKPOINTS)
+    damaged = {path: wrong for path in checkpoints if (wrong := _complaints(path, _stamps(path))) and path.is_dir()}
+    whole = next((path for path in checkpoints if path not in damaged), None)
     for path, wrong in damaged.items():
         more = f" and {len(wrong) - 1} more" if len(wrong) > 1 else ""
         yield Finding(
@@ -80,7 +80,7 @@ def _checkpoints(run: RunFolder) -> Iterator[Finding]:
             show="",
         )
     last = (run.result or {}).get("checkpoint")
-    if isinstance(last, str) and last not in {path.name for path in found}:
+    if isinstance(last, str) and last not in {path.name for path in checkpoints}:
         remedy = "restore it, or run the run's command again, which writes it again"
         message = f"{CHECKPOINTS}/{last}, the run's last checkpoint, is missing"
         yield Finding("missing-checkpoint", "warning", 0, message, remedy, "")
@@ -104,8 +104,8 @@ def _settings(run: RunFolder) -> Iterator[Finding]:
     except (OSError, ValueError, RecursionError):
         yield _damaged_file("config.toml cannot be read", "restore the settings that the run was started with")
         return
-    if (found := config_damage(run.path, run.record)) is not None:
-        message, _, remedy = found.partition(": ")
+    if (changed := config_damage(run.path, run.record)) is not None:
+        message, _, remedy = changed.partition(": ")
         yield _damaged_file(message, remedy)
 
 
@@ -119,19 +119,19 @@ def _foreign(run: RunFolder) -> Iterator[Finding]:
 
 
 def unreadable(run: RunFolder) -> dict[str, tuple[int, int] | str]:
-    """By file of rows: how many cannot be read, of how many; or why the file cannot be read."""
-    found: dict[str, tuple[int, int] | str] = {}
+    """Number of unreadable rows and of all rows by file, or the reason why the file cannot be read."""
+    unread: dict[str, tuple[int, int] | str] = {}
     for name in LOGS:
         is_ordered = name == METRICS and run.format == FORMAT
         try:
-            found[name] = _lost(run.path / name, _stamp(run.path / name), is_ordered)
+            unread[name] = _lost(run.path / name, _stamp(run.path / name), is_ordered)
         except LinkedFile:
             raise
         except FileNotFoundError:  # it does not exist yet
             continue
         except OSError as error:
-            found[name] = error.strerror or "it is not a file"
-    return found
+            unread[name] = error.strerror or "it is not a file"
+    return unread
 
 
 def _rows(run: RunFolder) -> Iterator[Finding]:
@@ -204,7 +204,7 @@ def _lost(path: Path, stamp: Stamp, is_ordered: bool) -> tuple[int, int]:
 
 @lru_cache(maxsize=1024)
 def _is_of(point: Path, inside: tuple[tuple[str, Stamp], ...], identity: object) -> bool:
-    """Whether a checkpoint has the state of this run; a resume skips any other."""
+    """True if a checkpoint has the state of this run; a resume skips any other."""
     try:
         return (read_manifest(point).get("run") or read_origin(point / STATE)[0]) == identity
     except (OSError, ValueError):  # the final checkpoint of sft, reward-model or dpo had none in earlier versions

@@ -33,7 +33,7 @@ class Part:
     name: str
     standing: Standing
     detail: str
-    """What was found, or why it is missing and what to do."""
+    """Version or measurement, or why it is missing and what to do."""
 
 
 @dataclass(frozen=True)
@@ -88,12 +88,12 @@ def installation(folder: Path) -> list[Part]:
 
 
 def _python() -> Part:
-    found = ".".join(map(str, sys.version_info[:3]))
+    installed = ".".join(map(str, sys.version_info[:3]))
     try:
         wanted = metadata("proximo")["Requires-Python"]
     except (PackageNotFoundError, KeyError):
-        return Part("python", "ok", found)
-    return _held("python", found, wanted, f"use a Python {wanted}")
+        return Part("python", "ok", installed)
+    return _held("python", installed, wanted, f"use a Python {wanted}")
 
 
 def _package(name: str, ranges: dict[str, str]) -> Part:
@@ -104,11 +104,11 @@ def _package(name: str, ranges: dict[str, str]) -> Part:
         return Part(name, "problem", f'not installed: pip install "{name}{wanted}"')
 
 
-def _held(name: str, found: str, wanted: str, remedy: str) -> Part:
+def _held(name: str, installed: str, wanted: str, remedy: str) -> Part:
     """Compare a version with its range."""
-    if is_within(found, wanted):
-        return Part(name, "ok", f"{found} ({wanted})" if wanted else found)
-    return Part(name, "problem", f"{found}, required is {wanted}: {remedy}")
+    if is_within(installed, wanted):
+        return Part(name, "ok", f"{installed} ({wanted})" if wanted else installed)
+    return Part(name, "problem", f"{installed}, required is {wanted}: {remedy}")
 
 
 def _extra(extra: Extra, ranges: dict[str, str]) -> Part:
@@ -116,12 +116,12 @@ def _extra(extra: Extra, ranges: dict[str, str]) -> Part:
     known: list[str] = []
     for package in extra.packages:
         try:
-            found = version(package)
+            installed = version(package)
         except PackageNotFoundError:
             return Part(name, "absent", f"{package} is not installed; for {extra.what}: {extra.install}")
-        if not is_within(found, ranges.get(package, "")):
-            return Part(name, "absent", f"{package} {found}, required is {ranges[package]}: {extra.install}")
-        known.append(f"{package} {found}")
+        if not is_within(installed, ranges.get(package, "")):
+            return Part(name, "absent", f"{package} {installed}, required is {ranges[package]}: {extra.install}")
+        known.append(f"{package} {installed}")
     return Part(name, "ok", f"{', '.join(known)}: {extra.what}")
 
 
@@ -135,13 +135,13 @@ def _ranges() -> dict[str, str]:
     return {part[1].lower(): part[2] for part in reversed([part for part in parts if part is not None])}
 
 
-def is_within(found: str, wanted: str) -> bool:
-    """Whether a version is in a range of `>=` and `<`, as all of ours are; suffixes after the numbers are ignored.
+def is_within(installed: str, wanted: str) -> bool:
+    """True if a version is in a range of `>=` and `<`, as all of ours are; suffixes after the numbers are ignored.
 
     Example: is_within("2.10.1+cpu", "<2.14,>=2.10")
     """
     bounds = re.findall(r"(>=|<)\s*([\d.]+)", wanted)
-    numbers = _numbers(found)
+    numbers = _numbers(installed)
     return all(numbers >= _numbers(bound) if side == ">=" else numbers < _numbers(bound) for side, bound in bounds)
 
 
@@ -159,9 +159,9 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 def _processor() -> Part:
     number, memory = cores(), os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    found = machine.readings()
-    speeds = ", ".join(f"{dtype} {speed:.0f} GFLOP/s" for dtype, speed in found.speeds.items())
-    chosen = f"{_threads(found.small)} for small models, {_threads(found.large)} for large ones"
+    readings = machine.readings()
+    speeds = ", ".join(f"{dtype} {speed:.0f} GFLOP/s" for dtype, speed in readings.speeds.items())
+    chosen = f"{_threads(readings.small)} for small models, {_threads(readings.large)} for large ones"
     return Part("CPU", "ok", f"{number} cores, {_gigabytes(memory)}; {chosen}; {speeds}, of which float32 is used")
 
 
@@ -192,13 +192,13 @@ def _sandbox() -> Part:
 
 
 def _disk(folder: Path) -> Iterator[Part]:
-    place = next(each for each in (folder, *folder.absolute().parents) if each.is_dir())
+    existing = next(each for each in (folder, *folder.absolute().parents) if each.is_dir())
     try:
-        with tempfile.NamedTemporaryFile(dir=place, prefix=".proximo-doctor-"):
-            yield Part("writing", "ok", f"into {place.absolute()}")
+        with tempfile.NamedTemporaryFile(dir=existing, prefix=".proximo-doctor-"):
+            yield Part("writing", "ok", f"into {existing.absolute()}")
     except OSError as error:
-        yield Part("writing", "problem", f"not into {place.absolute()}, {error.strerror}: choose another run folder")
-    free = shutil.disk_usage(place).free
+        yield Part("writing", "problem", f"not into {existing.absolute()}, {error.strerror}: choose another run folder")
+    free = shutil.disk_usage(existing).free
     yield Part("disk", "ok" if free >= LEAST_FREE else "problem", f"{_gigabytes(free)} free")
 
 

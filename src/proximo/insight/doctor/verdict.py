@@ -50,7 +50,7 @@ class Verdict:
     tone: Tone
     sentence: str
     note: str
-    """Why held-out accuracy and the outcome in training differ; empty if one of them is missing."""
+    """Reason why held-out accuracy and the outcome in training differ; empty if one of them is missing."""
 
 
 def judge(run: RunFolder, rows: Sequence[Row], steps: int, standing: Sequence[Finding]) -> Verdict:
@@ -59,13 +59,13 @@ def judge(run: RunFolder, rows: Sequence[Row], steps: int, standing: Sequence[Fi
     change = sampled or held_out_change(rows) or training_change(rows)
     word, tone = _word(change, steps, standing, run.state)
     parts = [word] if change is None else [word, str(change)]
-    found = _counted(standing) or ("too few steps for most rules" if steps < ENOUGH else "no warnings")
-    sentence = f"{', '.join(part for part in parts if part)}; {found}"
+    summary = _counted(standing) or ("too few steps for most rules" if steps < ENOUGH else "no warnings")
+    sentence = f"{', '.join(part for part in parts if part)}; {summary}"
     return Verdict(word, tone, sentence + _result(run), _note(run, rows))
 
 
 def _result(run: RunFolder) -> str:
-    """Which checkpoint is the result or should be, where that is not the last; empty where it is."""
+    """Clause on the checkpoint that is the result or should be, where that is not the last; empty where it is."""
     result = run.result or {}
     better, name = result.get("better"), result.get("checkpoint")
     if "last" in result and _is_checkpoint(name):
@@ -79,7 +79,7 @@ def _is_checkpoint(name: object) -> bool:
 
 
 def held_out_change(rows: Sequence[Row]) -> Change | None:
-    """From the first evaluation to the last; by outcomes where answers are not just right or wrong."""
+    """Change from the first evaluation to the last; by outcomes where answers are not just right or wrong."""
     known = [row for row in rows if not math.isnan(number(row, "held_out/outcome"))]
     if len(known) < 2:
         return None
@@ -93,8 +93,8 @@ def held_out_change(rows: Sequence[Row]) -> Change | None:
 
 
 def sampled_change(rows: Sequence[Row]) -> Change | None:
-    """From the first evaluation to the last, of several samples for each problem: what a run is judged by whose
-    `evaluation.metric` is mean_at_k, since its greedy answers may be right from the start."""
+    """Change from the first evaluation to the last, of several samples for each problem: what a run is judged by
+    whose `evaluation.metric` is mean_at_k, since its greedy answers may be right from the start."""
     known = [row for row in rows if not math.isnan(number(row, "held_out/mean_half_width"))]
     if len(known) < 2:
         return None
@@ -107,7 +107,7 @@ def sampled_change(rows: Sequence[Row]) -> Change | None:
 
 
 def training_change(rows: Sequence[Row]) -> Change | None:
-    """From the first steps to the last; of stages without outcomes the loss, which has no interval."""
+    """Change from the first steps to the last; of stages without outcomes the loss, which has no interval."""
     known = [row for row in rows if not math.isnan(number(row, "outcome"))]
     if len(known) < 2 * EARLY:
         return None if known else _loss_change(rows)
@@ -147,9 +147,9 @@ def _newcombe(first: Row, last: Row) -> tuple[float, float]:
 
 
 def _of_outcomes(first: Row, last: Row) -> tuple[float, float]:
-    """From the interval of each mean; it leaves out that both evaluations have the same problems, too. Earlier versions
-    did not write it: a mean of outcomes from 0 to 1 is then taken to be accurate to 1/√problems, as the health rules
-    assume, and of others nothing is known."""
+    """Interval of a difference of means, from that of each; it leaves out that both evaluations have the same
+    problems, too. Earlier versions did not write it: a mean of outcomes from 0 to 1 is then taken to be accurate to
+    1/√problems, as the health rules assume, and of others nothing is known."""
     means = [number(row, "held_out/outcome") for row in (first, last)]
     halves = [_half(row) for row in (first, last)]
     if any(map(math.isnan, halves)):
@@ -211,7 +211,7 @@ def _note(run: RunFolder, rows: Sequence[Row]) -> str:
 
 
 def _temperature(run: RunFolder) -> float | None:
-    """None if the config does not say; the default is 1."""
+    """Temperature from the config, by default 1; None if it cannot be read or is no number."""
     value = _setting(run, "sampling", "temperature", 1.0)
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
@@ -219,7 +219,7 @@ def _temperature(run: RunFolder) -> float | None:
 def _setting(run: RunFolder, table: str, name: str, default: object) -> object:
     """A value of the run's config; None where it cannot be read."""
     try:
-        found = tomllib.loads(run.config_text).get(table, {})
+        settings = tomllib.loads(run.config_text).get(table, {})
     except (ValueError, RecursionError):
         return None
-    return found.get(name, default) if isinstance(found, dict) else None
+    return settings.get(name, default) if isinstance(settings, dict) else None

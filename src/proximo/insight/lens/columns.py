@@ -10,14 +10,14 @@ import pyarrow.parquet as pq
 import torch
 from torch import Tensor
 
-from proximo.insight.lens.layout import Layout
+from proximo.insight.lens.layout import TokenLayout
 from proximo.runs.rollout_files import opened
 from proximo.types.tensor_types import Bool, Float, Int
 
 MISALIGNED = "it is damaged: a column is not aligned with the tokens"
 
 
-class Columns:
+class RolloutColumns:
     """Columns of a rollout file by name. Each is read when it is asked for, so that at most one is in memory twice, as
     the file has it and as a tensor."""
 
@@ -27,7 +27,7 @@ class Columns:
         all where rows are in several groups: arrow cannot join their lists of numbers."""
         self._file = opened(file)
         about = self._file.metadata
-        paths = {about.schema.column(place).path for place in range(about.num_columns)}
+        paths = {about.schema.column(index).path for index in range(about.num_columns)}
         if may_code := [name for name in coded if name in paths and about.num_row_groups == 1]:
             file.seek(0)
             self._file = pq.ParquetFile(file, metadata=about, read_dictionary=may_code)
@@ -40,9 +40,9 @@ class Columns:
         if name not in self._names:
             raise KeyError(name)
         pa.default_memory_pool().release_unused()  # of the column before, which would be kept for the next one
-        found = self._file.read(columns=[name], use_threads=False).column(0)
-        found.validate(full=True)
-        return found.combine_chunks()
+        column = self._file.read(columns=[name], use_threads=False).column(0)
+        column.validate(full=True)
+        return column.combine_chunks()
 
 
 class Pieces(Sequence[Sequence[str]]):
@@ -50,7 +50,7 @@ class Pieces(Sequence[Sequence[str]]):
     tokens would take more memory than all its numbers."""
 
     COLUMN = "pieces.list.element"
-    """Its tokens' column: coded, it is read in a quarter of the time and kept in half of the memory."""
+    """Column of the tokens' texts: coded, it is read in a quarter of the time and kept in half of the memory."""
 
     def __init__(self, lists: pa.Array) -> None:
         self._lists = lists
@@ -67,12 +67,12 @@ class Pieces(Sequence[Sequence[str]]):
     def __getitem__(self, row: int | slice) -> list[str] | list[list[str]]:
         if isinstance(row, slice):
             return [self[each] for each in range(*row.indices(len(self)))]
-        found = self._lists[row].values
-        if found is None:
+        texts = self._lists[row].values
+        if texts is None:
             return []
-        if self._known is None or found.null_count:
-            return found.to_pylist()
-        return self._known[found.indices.to_numpy()].tolist()
+        if self._known is None or texts.null_count:
+            return texts.to_pylist()
+        return self._known[texts.indices.to_numpy()].tolist()
 
     @cached_property
     def _known(self) -> np.ndarray | None:
@@ -81,19 +81,19 @@ class Pieces(Sequence[Sequence[str]]):
         return np.array(values.dictionary.to_pylist(), dtype=object) if pa.types.is_dictionary(values.type) else None
 
 
-class Rows:
+class TokenTensors:
     """Converts columns of lists to tensors, concatenated."""
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout: TokenLayout) -> None:
         self._layout = layout
 
     def __call__(self, lists: pa.Array, entries: int = 1) -> Tensor:
         """The tensor of a column with `entries` entries per token."""
         check_lengths(lists, self._layout.lengths * entries)
-        found = flat(lists)
-        if len(found) != self._layout.total * entries:  # a null list has offsets, too
+        tensor = flat(lists)
+        if len(tensor) != self._layout.total * entries:  # a null list has offsets, too
             raise ValueError(MISALIGNED)
-        return found
+        return tensor
 
     def nested(self, lists: pa.Array, has: Bool[Tensor, "B E"]) -> Float[Tensor, "E N"]:
         """The tensor of a column of lists of lists; NaN where there is no value."""
@@ -103,14 +103,14 @@ class Rows:
         values = flat(lists.flatten())
         if has.shape[1] == 1 and len(values) == self._layout.total:  # one pass over all rows
             return values.unsqueeze(0)
-        found = torch.full((has.shape[1], self._layout.total), torch.nan, dtype=values.dtype)
+        tensor = torch.full((has.shape[1], self._layout.total), torch.nan, dtype=values.dtype)
         ends = lengths.flatten().cumsum(0).reshape(has.shape)
         for number, held in enumerate(has.T):
             inside = held[self._layout.row]
             shift = (ends - lengths)[:, number] - self._layout.starts
             places = inside.nonzero().squeeze(1)
-            found[number, places] = values[places + shift[self._layout.row[places]]]
-        return found
+            tensor[number, places] = values[places + shift[self._layout.row[places]]]
+        return tensor
 
 
 def check_lengths(lists: pa.Array, lengths: Int[Tensor, " R"]) -> None:

@@ -1,18 +1,18 @@
-"""Why a token is pushed, clipped, gated or ignored, in words."""
+"""Explains in words why a token is pushed, clipped, gated or ignored."""
 
 import math
 from collections.abc import Callable
 
 from proximo.insight.lens.lens import StepView
 from proximo.insight.lens.states import TokenState
-from proximo.insight.lens.steps import Step
+from proximo.insight.lens.steps import StoredStep
 from proximo.insight.lens.turns import place_in_words
 from proximo.losses.pieces.protocols import AdvantageTraits, CorrectionTraits, GateTraits
 
 UNSCORED = "its completion is unscored: the grader failed, so it is in no term and no denominator"
 
 
-def why(step: Step, seen: StepView, row: int, token: int) -> str:
+def why(step: StoredStep, seen: StepView, row: int, token: int) -> str:
     """One sentence on one token.
 
     Example: why(step, look(step, DAPO, config), 0, 3)
@@ -20,17 +20,17 @@ def why(step: Step, seen: StepView, row: int, token: int) -> str:
     """
     if token >= int(step.batch.lengths[row]):
         return "nothing was sampled here"
-    return _SENTENCES[TokenState(int(seen.state[step.layout.place(row, token)]))](step, seen, row, token)
+    return _SENTENCES[TokenState(int(seen.state[step.layout.position(row, token)]))](step, seen, row, token)
 
 
-def _outside(step: Step, seen: StepView, row: int, token: int) -> str:
-    if not step.batch.sampled[step.layout.place(row, token)]:
+def _outside(step: StoredStep, seen: StepView, row: int, token: int) -> str:
+    if not step.batch.sampled[step.layout.position(row, token)]:
         answer = place_in_words(step.turns[row], token)
         return f"{answer or 'the policy did not sample it'}: it is input only, and not trained on"
     return "its completion was cut off at the limit, and this algorithm leaves such completions out of the loss"
 
 
-def _idle(step: Step, seen: StepView, row: int, token: int) -> str:
+def _idle(step: StoredStep, seen: StepView, row: int, token: int) -> str:
     if step.is_value_only:
         return "this step trained only the value model"
     if step.state[row] == "unscored":
@@ -49,7 +49,7 @@ def _idle(step: Step, seen: StepView, row: int, token: int) -> str:
     return "its completion is in no update"
 
 
-def _dead(step: Step, seen: StepView, row: int, token: int) -> str:
+def _dead(step: StoredStep, seen: StepView, row: int, token: int) -> str:
     group = step.batch.group == step.batch.group[row]
     rewards = step.batch.rewards[group & ~step.batch.rewards.isnan()]
     alike = not AdvantageTraits.read(seen.algorithm.advantage).per_token and len(rewards.unique()) == 1
@@ -57,8 +57,8 @@ def _dead(step: Step, seen: StepView, row: int, token: int) -> str:
     return f"its advantage is 0{since}: no gradient, but it counts in the denominator"
 
 
-def _blocked(step: Step, seen: StepView, row: int, token: int) -> str:
-    where = seen.layout.place(row, token)
+def _blocked(step: StoredStep, seen: StepView, row: int, token: int) -> str:
+    where = seen.layout.position(row, token)
     ratio, advantage = float(seen.ratio[where]), float(seen.advantages[where])
     sign = ">" if advantage > 0 else "<"
     crossed = _edge(GateTraits.read(seen.algorithm.gate), ratio, advantage)
@@ -83,19 +83,19 @@ def _edge(gate: GateTraits, ratio: float, advantage: float) -> tuple[float, str]
     return None
 
 
-def _soft(step: Step, seen: StepView, row: int, token: int) -> str:
-    place = seen.layout.place(row, token)
-    advantage, through = float(seen.advantages[place]), float(seen.through[place])
+def _soft(step: StoredStep, seen: StepView, row: int, token: int) -> str:
+    position = seen.layout.position(row, token)
+    advantage, through = float(seen.advantages[position]), float(seen.through[position])
     side, manner = ">" if advantage > 0 else "<", GateTraits.read(seen.algorithm.gate).lens_manner
     how = "" if manner is None else f" {manner(advantage)}"
     text = f"A {side} 0 and {_ratio(seen, row, token)}: the gate passes {through:.1%} of the gradient{how}"
     return text + _corrected(seen, row, token)
 
 
-def _open(step: Step, seen: StepView, row: int, token: int) -> str:
+def _open(step: StoredStep, seen: StepView, row: int, token: int) -> str:
     gate = GateTraits.read(seen.algorithm.gate)
     lowest, highest = gate.band
-    where = seen.layout.place(row, token)
+    where = seen.layout.position(row, token)
     ratio, advantage = float(seen.ratio[where]), float(seen.advantages[where])
     verb = "raises" if advantage > 0 else "lowers"
     pulled_back = ratio < lowest if advantage > 0 else ratio > highest
@@ -106,24 +106,24 @@ def _open(step: Step, seen: StepView, row: int, token: int) -> str:
         side, back = (">", "A < 0 pulls it back") if ratio > highest else ("<", "A > 0 pulls it back")
         text = f"{_ratio(seen, row, token, edge)} {side} {_number(edge)}, but {back}: the full gradient passes"
     else:
-        place = "within bounds" if lowest < highest else "near 1"
-        text = f"{_ratio(seen, row, token)} is {place}: the full gradient passes"
+        closeness = "within bounds" if lowest < highest else "near 1"
+        text = f"{_ratio(seen, row, token)} is {closeness}: the full gradient passes"
     return f"{text}, and {verb} this token's probability{_corrected(seen, row, token)}"
 
 
-def _held(step: Step, seen: StepView, row: int, token: int) -> str:
+def _held(step: StoredStep, seen: StepView, row: int, token: int) -> str:
     return "its covariance of advantage and log-prob is among the highest: it is held near the old policy"
 
 
-def _dropped(step: Step, seen: StepView, row: int, token: int) -> str:
+def _dropped(step: StoredStep, seen: StepView, row: int, token: int) -> str:
     kind = type(seen.algorithm.select).__name__
     return f"{kind} leaves it out: no gradient, but it counts in the denominator"
 
 
-def _rejected(step: Step, seen: StepView, row: int, token: int) -> str:
-    own = step.layout.of(row)
-    sampled = step.batch.sampled[own]
-    log_weight = (step.batch.old_logprobs[own] - step.batch.rollout_logprobs[own]) * sampled
+def _rejected(step: StoredStep, seen: StepView, row: int, token: int) -> str:
+    positions = step.layout.of(row)
+    sampled = step.batch.sampled[positions]
+    log_weight = (step.batch.old_logprobs[positions] - step.batch.rollout_logprobs[positions]) * sampled
     correct = seen.algorithm.correct
     weight, where = {
         "token": (log_weight[token], "here"),
@@ -134,7 +134,7 @@ def _rejected(step: Step, seen: StepView, row: int, token: int) -> str:
     return f"{type(correct).__name__} rejects it, old policy over sampler is {factor} {where}: no gradient"
 
 
-_SENTENCES: dict[TokenState, Callable[[Step, StepView, int, int], str]] = {
+_SENTENCES: dict[TokenState, Callable[[StoredStep, StepView, int, int], str]] = {
     TokenState.OUTSIDE: _outside,
     TokenState.IDLE: _idle,
     TokenState.OPEN: _open,
@@ -151,14 +151,14 @@ _SENTENCES: dict[TokenState, Callable[[Step, StepView, int, int], str]] = {
 
 def _ratio(seen: StepView, row: int, token: int, edge: float | None = None) -> str:
     """The ratio, with enough digits to tell it from the edge."""
-    place = seen.layout.place(row, token)
-    ratio, own = float(seen.ratio[place]), float(seen.token_ratio[place])
+    position = seen.layout.position(row, token)
+    ratio, token_ratio = float(seen.ratio[position]), float(seen.token_ratio[position])
     text = f"ratio {_number(ratio, edge)}"
-    return text if ratio == own else f"the completion's {text} (this token's own {_number(own)})"
+    return text if ratio == token_ratio else f"the completion's {text} (this token's own {_number(token_ratio)})"
 
 
 def _corrected(seen: StepView, row: int, token: int) -> str:
-    correction = float(seen.correction[seen.layout.place(row, token)])
+    correction = float(seen.correction[seen.layout.position(row, token)])
     return "" if correction == 1 else f"; times {_number(correction)} for the sampler's mismatch"
 
 

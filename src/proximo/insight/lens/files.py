@@ -1,4 +1,4 @@
-"""The file of a step's rollouts: whether it is intact, and the facts in its footer."""
+"""The file of a step's rollouts: whether it is intact, and the metadata in its footer."""
 
 import os
 from functools import lru_cache
@@ -8,7 +8,7 @@ from typing import Any, BinaryIO
 import pyarrow as pa
 
 from proximo.runs.rollout_files import MAX_FILE, opened
-from proximo.runs.rollouts import FACTS, FORMAT
+from proximo.runs.rollouts import FORMAT, METADATA_KEY
 from proximo.system.opening import json_value, open_file
 from proximo.system.sealing import is_intact
 
@@ -19,8 +19,8 @@ read."""
 
 
 def was_intact(path: Path, file: BinaryIO) -> bool:
-    """Whether it is unchanged; of a large file, whether it was when that was last looked at, unless it was written
-    since: the page and its checks ask at the same time."""
+    """True if it is unchanged. A large file is checked again only after it was written: the page and its checks ask at
+    the same time."""
     about = os.fstat(file.fileno())
     if about.st_size <= LARGE:
         return is_intact(file)
@@ -34,8 +34,7 @@ def _large_is_intact(path: Path, *stamp: int) -> bool:
 
 
 def complaint(path: Path) -> str | None:
-    """What is wrong with a rollout file, without reading it into tensors; None: nothing, or another version wrote
-    it."""
+    """Damage to a rollout file in words, without reading it into tensors; None: none, or another version wrote it."""
     try:
         file = rollout_file(path)
     except (OSError, ValueError) as error:
@@ -44,7 +43,7 @@ def complaint(path: Path) -> str | None:
         if was_intact(path, file):
             return None
         try:
-            return None if facts_of(file).get("format", FORMAT) != FORMAT else CHANGED
+            return None if metadata_of(file).get("format", FORMAT) != FORMAT else CHANGED
         except (OSError, ValueError, RecursionError, pa.ArrowException):
             return CHANGED
 
@@ -58,7 +57,7 @@ def rollout_file(path: Path) -> BinaryIO:
     return file
 
 
-def facts_of(file: BinaryIO) -> dict[str, Any]:
-    """Facts in the file's footer; empty if Proximo did not write it."""
-    facts = json_value((opened(file).schema_arrow.metadata or {}).get(FACTS, b"{}"))
-    return facts if isinstance(facts, dict) else {}
+def metadata_of(file: BinaryIO) -> dict[str, Any]:
+    """Metadata in the file's footer; empty if Proximo did not write it."""
+    metadata = json_value((opened(file).schema_arrow.metadata or {}).get(METADATA_KEY, b"{}"))
+    return metadata if isinstance(metadata, dict) else {}

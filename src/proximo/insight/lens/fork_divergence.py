@@ -1,4 +1,4 @@
-"""Where a fork parts from its parent: the first update that differs, and the first draw that does.
+"""The point where a fork parts from its parent: the first update that differs, and the first draw that does.
 
 A fork begins with its parent's weights, data cursor and random numbers, so that its first step has the same prompts and
 draws. Its first update is another; from then on the same random numbers choose other tokens.
@@ -27,7 +27,7 @@ Rows = dict[tuple[str, int, int], dict[str, Any]]
 
 @dataclass(frozen=True)
 class Token:
-    """A token that was drawn: its text, its place in the rollouts, and the log-prob with which it was drawn."""
+    """A token that was drawn: its text, its position in the rollouts, and the log-prob with which it was drawn."""
 
     text: str
     logprob: float | None
@@ -64,7 +64,7 @@ class Draws:
 
 @dataclass(frozen=True)
 class Parting:
-    """Where a fork parts from its parent."""
+    """Point where a fork parts from its parent."""
 
     at: int
     """Step after which the fork begins."""
@@ -80,8 +80,8 @@ class Parting:
 
 def fork_point(run: RunFolder, other: RunFolder) -> int | None:
     """The step after which a run was forked from another; None if it was not."""
-    found = parent_of(run.path.resolve(), run.record)
-    return found[1] if found is not None and found[0] == other.path.resolve() else None
+    origin = parent_of(run.path.resolve(), run.record)
+    return origin[1] if origin is not None and origin[0] == other.path.resolve() else None
 
 
 def parting(fork: RunFolder, parent: RunFolder) -> Parting:
@@ -135,7 +135,7 @@ def _draws(fork: RunFolder, parent: RunFolder, step: int, ours: Rows, theirs: Ro
     mine, its = ours[other[0]], theirs[other[0]]
     pairs = zip(mine["tokens"], its["tokens"], strict=False)
     ends = min(len(mine["tokens"]), len(its["tokens"]))
-    token = next((place for place, (one, two) in enumerate(pairs) if one != two), ends)
+    token = next((index for index, (one, two) in enumerate(pairs) if one != two), ends)
     before, drawn = _token(fork, step, mine, token)
     return Draws(
         **counts,
@@ -151,8 +151,8 @@ def _draws(fork: RunFolder, parent: RunFolder, step: int, ours: Rows, theirs: Ro
 def _token(run: RunFolder, step: int, row: dict[str, Any], token: int) -> tuple[str, Token | None]:
     """The end of the text before a token, and the token; None where the completion has ended."""
     read = read_columns(run.step_file(step), ["pieces", "rollout_logprobs"])
-    found = read.slice(row["row"], 1).to_pylist()[0]
-    pieces, logprobs = found["pieces"], found["rollout_logprobs"]
+    stored = read.slice(row["row"], 1).to_pylist()[0]
+    pieces, logprobs = stored["pieces"], stored["rollout_logprobs"]
     before = "".join(pieces[:token])[-BEFORE:]
     if token >= len(pieces):
         return before, None
@@ -168,30 +168,33 @@ def _rows(run: RunFolder, step: int) -> Rows | None:
     except (OSError, ValueError, KeyError, pa.ArrowException):
         return None
     before: Counter[tuple[str, int]] = Counter()
-    found: Rows = {}
-    for place, row in enumerate(drawn):
+    rows: Rows = {}
+    for index, row in enumerate(drawn):
         key = (row["problem"], row["sibling"])
-        found[*key, before[key]] = row | {"row": place, "tokens": values[ends[place] : ends[place + 1]]}
+        rows[*key, before[key]] = row | {"row": index, "tokens": values[ends[index] : ends[index + 1]]}
         before[key] += 1
-    return found
+    return rows
 
 
-def told(found: Parting, fork: str, parent: str) -> list[str]:
-    """Where they part, in sentences."""
-    if found.update is None and found.draws is None:
-        if found.until == found.at:
-            return [f"{fork} begins after step {found.at} of {parent}; no step after it is done in both yet."]
-        return [f"{fork} and {parent} are equal from step {found.at + 1} to {found.until}, in draws and updates."]
+def parting_in_words(divergence: Parting, fork: str, parent: str) -> list[str]:
+    """Sentences on where they part."""
+    if divergence.update is None and divergence.draws is None:
+        if divergence.until == divergence.at:
+            return [f"{fork} begins after step {divergence.at} of {parent}; no step after it is done in both yet."]
+        return [
+            f"{fork} and {parent} are equal from step {divergence.at + 1} to {divergence.until}, in draws and updates."
+        ]
     lines = []
-    if found.update is not None:
-        some = ", ".join(found.metrics[:4]) + (f" and {len(found.metrics) - 4} more" if len(found.metrics) > 4 else "")
-        lines.append(f"Step {found.update} is the first whose numbers differ: {some}.")
-    if found.draws is None:
-        return [*lines, f"Prompts and draws are the same up to step {found.until}."]
-    return lines + _told_draws(found.draws, found.at, fork, parent)
+    if divergence.update is not None:
+        metrics = divergence.metrics
+        some = ", ".join(metrics[:4]) + (f" and {len(metrics) - 4} more" if len(metrics) > 4 else "")
+        lines.append(f"Step {divergence.update} is the first whose numbers differ: {some}.")
+    if divergence.draws is None:
+        return [*lines, f"Prompts and draws are the same up to step {divergence.until}."]
+    return lines + _draws_in_words(divergence.draws, divergence.at, fork, parent)
 
 
-def _told_draws(draws: Draws, at: int, fork: str, parent: str) -> list[str]:
+def _draws_in_words(draws: Draws, at: int, fork: str, parent: str) -> list[str]:
     same = f"Up to step {draws.step - 1} all prompts and draws are the same. " if draws.step > at + 1 else ""
     lines = [
         f"{same}Step {draws.step} has {draws.same_prompts} of {draws.prompts} prompts in common, and to these "

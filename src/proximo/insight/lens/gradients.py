@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from proximo.insight.lens.replay import Comparison, cosines_of
-from proximo.insight.lens.steps import Step
+from proximo.insight.lens.replay import ComparedAlgorithm, cosines_of
+from proximo.insight.lens.steps import StoredStep
 from proximo.learner.memory import explaining_memory, with_room
 from proximo.learner.options import CPU_TOKENS
 from proximo.learner.passes import Passes
@@ -49,47 +49,47 @@ class ParameterGradients:
 
     @property
     def is_policy(self) -> bool:
-        """Whether the model is the one that the step began with."""
+        """True if the model is the one that the step began with."""
         return self.first_gap < SAME
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON values."""
+        """Fields as JSON values."""
         return plain(asdict(self)) | {"is_policy": self.is_policy}
 
 
-def check_tokens(step: Step, tokenizer: PreTrainedTokenizerBase) -> None:
+def check_tokens(step: StoredStep, tokenizer: PreTrainedTokenizerBase) -> None:
     """Raise ValueError if the model's tokenizer differs from the run's."""
     spelling, rows = Spelling(tokenizer), min(len(step.batch), LOOKED_AT)
     for row, pieces in zip(range(rows), step.pieces, strict=False):
         tokens = step.batch.tokens[step.layout.of(row)].tolist()
         spelled = spelling(tokens)  # a number beyond the vocabulary has no letters, in a run's own tokenizer too
         if spelled != list(pieces):
-            found, wanted = next(pair for pair in zip(spelled, pieces, strict=True) if pair[0] != pair[1])
-            how = f"spells {quoted(wanted)} as {quoted(found)}" if found else f"lacks {quoted(wanted)}"
+            actual, wanted = next(pair for pair in zip(spelled, pieces, strict=True) if pair[0] != pair[1])
+            how = f"spells {quoted(wanted)} as {quoted(actual)}" if actual else f"lacks {quoted(wanted)}"
             raise ValueError(f"the model's tokenizer {how}: give a checkpoint of this run, or a model of its family")
 
 
 def half_gradients(
-    model: PreTrainedModel, step: Step, config: RunConfig, views: Sequence[Comparison], *, number: int = -1
+    model: PreTrainedModel, step: StoredStep, config: RunConfig, views: Sequence[ComparedAlgorithm], *, number: int = -1
 ) -> ParameterGradients:
     """Each algorithm's gradient, and how well the gradients of two halves of the groups agree: of those in which it has
     one, every other. A cosine c between the halves means that c of a half's squared norm is common to both, and the
     rest the noise of the draw. Takes three times the passes and the memory of `parameter_gradients`."""
     parts = [half for view in views for half in _halves(step, view)]
-    found = parameter_gradients(model, step, config, [*views, *parts], number=number)
+    gradients = parameter_gradients(model, step, config, [*views, *parts], number=number)
     names = [view.name for view in views]
     return replace(
-        found,
-        norms={name: found.norms[name] for name in names},
-        cosines={name: {other: found.cosines[name][other] for other in names} for name in names},
+        gradients,
+        norms={name: gradients.norms[name] for name in names},
+        cosines={name: {other: gradients.cosines[name][other] for other in names} for name in names},
         halves={
-            view.name: found.cosines[even.name][odd.name]
+            view.name: gradients.cosines[even.name][odd.name]
             for view, even, odd in zip(views, parts[::2], parts[1::2], strict=True)
         },
     )
 
 
-def _halves(step: Step, view: Comparison) -> tuple[Comparison, Comparison]:
+def _halves(step: StoredStep, view: ComparedAlgorithm) -> tuple[ComparedAlgorithm, ComparedAlgorithm]:
     """The algorithm on every other of the groups that it has a gradient in, and on the others."""
     moved = step.layout.any(view.seen.gradient != 0) & view.rows
     groups = step.batch.group[moved].unique()
@@ -106,7 +106,7 @@ def _halves(step: Step, view: Comparison) -> tuple[Comparison, Comparison]:
 
 
 def parameter_gradients(
-    model: PreTrainedModel, step: Step, config: RunConfig, views: Sequence[Comparison], *, number: int = -1
+    model: PreTrainedModel, step: StoredStep, config: RunConfig, views: Sequence[ComparedAlgorithm], *, number: int = -1
 ) -> ParameterGradients:
     """Each algorithm's gradient for this model. ValueError if they do not fit into memory.
 
@@ -153,8 +153,8 @@ def _add(
         logprobs = passes.scores(model, rows, until=until).logprobs
         pull = to_device(pull, logprobs.device).to(logprobs.dtype)
         # An expert that no token was routed to is unused.
-        found = torch.autograd.grad(logprobs, parameters, pull, allow_unused=True)
-    for part, gradient in zip(total, found, strict=True):
+        gradients = torch.autograd.grad(logprobs, parameters, pull, allow_unused=True)
+    for part, gradient in zip(total, gradients, strict=True):
         if gradient is not None:
             part += gradient
     return logprobs.detach().cpu().to(rows.old_logprobs.dtype)

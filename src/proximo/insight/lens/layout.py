@@ -22,7 +22,7 @@ LONG = 64
 
 
 @dataclass(frozen=True)
-class Layout:
+class TokenLayout:
     """N tokens of B rows, concatenated."""
 
     lengths: Int[Tensor, " B"]
@@ -38,7 +38,7 @@ class Layout:
 
     @property
     def is_small(self) -> bool:
-        """Whether all tokens may be held once more, and are computed faster than a thread starts."""
+        """True if all tokens may be held once more, and are computed faster than a thread starts."""
         return self.total <= PLACES
 
     @cached_property
@@ -51,14 +51,14 @@ class Layout:
         start = int(self.starts[row])
         return slice(start, start + int(self.lengths[row]))
 
-    def place(self, row: int, token: int) -> int:
+    def position(self, row: int, token: int) -> int:
         assert 0 <= token < int(self.lengths[row]), "a row has no other tokens"
         return int(self.starts[row]) + token
 
-    def token(self, place: int) -> tuple[int, int]:
+    def token(self, position: int) -> tuple[int, int]:
         """Row, and token within the row, at a position."""
-        row = int(self.row[place])
-        return row, place - int(self.starts[row])
+        row = int(self.row[position])
+        return row, position - int(self.starts[row])
 
     def any(self, tokens: Bool[Tensor, " N"]) -> Bool[Tensor, " B"]:
         """Rows with at least one of these tokens."""
@@ -66,29 +66,29 @@ class Layout:
 
     def count(self, tokens: Bool[Tensor, " N"]) -> Int[Tensor, " B"]:
         """Number of these tokens in each row."""
-        found, some = torch.zeros_like(self.lengths), self.lengths > 0
+        by_row, some = torch.zeros_like(self.lengths), self.lengths > 0
         if self.total:  # in place of a running sum, which would take eight bytes for each token
             counts = np.add.reduceat(tokens.numpy(), self.starts[some].numpy(), dtype=np.int64)
-            found[some] = torch.from_numpy(counts).to(found.dtype)
-        return found
+            by_row[some] = torch.from_numpy(counts).to(by_row.dtype)
+        return by_row
 
     def parts(self, index: Int[Tensor, " M"]) -> list[Int[Tensor, " K"]]:
-        """These rows in parts of similar length, so that padding at most doubles the number of tokens."""
-        found = []
+        """Divide these rows into parts of similar length, so that padding at most doubles the number of tokens."""
+        parts = []
         for part in similar(self.lengths[index].clamp(min=1), short=0):
             rows = index[part]
-            found += rows.split(max(PLACES // max(int(self.lengths[rows].max()), 1), 1))
-        return found
+            parts += rows.split(max(PLACES // max(int(self.lengths[rows].max()), 1), 1))
+        return parts
 
     def blocks(self) -> list[slice]:
         """All rows, in order, in blocks that fit into a cache; a longer row is alone. One empty block if none."""
-        found, first, tokens = [], 0, 0
+        blocks, first, tokens = [], 0, 0
         for row, length in enumerate(self.lengths.tolist()):
             if row > first and tokens + length > PLACES:
-                found.append(slice(first, row))
+                blocks.append(slice(first, row))
                 first, tokens = row, 0
             tokens += length
-        return [*found, slice(first, len(self.lengths))]
+        return [*blocks, slice(first, len(self.lengths))]
 
     def _stretch(self, index: Int[Tensor, " M"]) -> slice | None:
         """Positions of these rows' tokens, if the rows follow each other and are equally long."""
@@ -112,17 +112,17 @@ class Layout:
         lengths = self.lengths[index]
         if int(lengths.sum()) < LONG * len(index):
             places, real = self.grid(index)
-            found = tokens.new_full((*places.shape, *tokens.shape[1:]), filler)
-            found[real] = tokens[places[real]]
-            return found
+            values = tokens.new_full((*places.shape, *tokens.shape[1:]), filler)
+            values[real] = tokens[places[real]]
+            return values
         if stretch := self._stretch(index):
             return tokens[stretch].reshape(len(index), -1, *tokens.shape[1:]).clone()
-        found = tokens.new_full(
+        values = tokens.new_full(
             (len(index), max(int(lengths.max()), 1) if len(index) else 1, *tokens.shape[1:]), filler
         )
-        for row, start, length in zip(found, self.starts[index].tolist(), lengths.tolist(), strict=True):
+        for row, start, length in zip(values, self.starts[index].tolist(), lengths.tolist(), strict=True):
             row[:length] = tokens[start : start + length]
-        return found
+        return values
 
     def write(self, tokens: Tensor, index: Int[Tensor, " M"], values: Tensor) -> None:
         """The inverse of `padded`: put values, [M, T], at these rows' tokens."""

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from proximo.algorithms import Algorithm
 from proximo.insight.lens.crediting import advantages_under
-from proximo.insight.lens.layout import Layout
+from proximo.insight.lens.layout import TokenLayout
 from proximo.insight.lens.states import TokenState, is_blocked, states_of
-from proximo.insight.lens.steps import Step
+from proximo.insight.lens.steps import StoredStep
 from proximo.insight.lens.threads import Made, computed
 from proximo.losses.arithmetic import bounded_exp, siblings
 from proximo.losses.objective import Plan, entropy_readers, plan_parts, rows_of, token_terms
@@ -52,7 +52,7 @@ class StepView:
     """The algorithm, without terms whose inputs were not stored."""
     notes: tuple[str, ...]
     """Assumptions and omissions, in words."""
-    layout: Layout
+    layout: TokenLayout
     """Positions of each row's tokens."""
     state: Int[Tensor, " N"]
     """TokenState of each token."""
@@ -83,7 +83,7 @@ class StepView:
         return is_blocked(self.state)
 
 
-def look(step: Step, algorithm: Algorithm, config: RunConfig, *, number: int = -1) -> StepView:
+def look(step: StoredStep, algorithm: Algorithm, config: RunConfig, *, number: int = -1) -> StepView:
     """A step of this config's run under an algorithm. `number` is the pass over the data, by default the last.
 
     Example: look(run.step(40), GSPO, run.config).blocked.sum()
@@ -97,76 +97,76 @@ def look(step: Step, algorithm: Algorithm, config: RunConfig, *, number: int = -
         parts: Sequence[Rows] = Made(partial(_part, step, algorithm, credit, number), indices)
         if step.layout.is_small:
             parts = list(parts)  # they are asked for twice
-        seed = config.seed + step.facts["updates"][update]["version"]
+        seed = config.seed + step.metadata["updates"][update]["version"]
         places = [] if algorithm.select is None else [step.layout.grid(rows)[0] for rows in indices]
         plans = plan_parts(algorithm, parts, places, torch.Generator().manual_seed(seed))
         planned = zip(range(len(indices)), plans, strict=True)
         shown = computed(partial(_shown, algorithm, parts), planned, threads=not step.layout.is_small)
         losses[update] = 0.0
-        for rows_index, (found, loss) in zip(indices, shown, strict=True):
+        for rows_index, (tensors, loss) in zip(indices, shown, strict=True):
             losses[update] += loss
-            step.layout.write(state, rows_index, found.pop("state"))
-            numbers.write(rows_index, found)
+            step.layout.write(state, rows_index, tensors.pop("state"))
+            numbers.write(rows_index, tensors)
     if not KeepTraits.read(algorithm.keep).truncated:
         state[step.batch.truncated[step.layout.row]] = TokenState.OUTSIDE
     state[~step.batch.sampled] = TokenState.OUTSIDE
     credit = credit.nan_to_num(0.0) if bool(credit.isnan().any()) else credit
     notes = (*notes, *more, *_assumed(step, algorithm, credit, number))
-    return StepView(algorithm, notes, step.layout, state, credit, losses=losses, **numbers.found())
+    return StepView(algorithm, notes, step.layout, state, credit, losses=losses, **numbers.tensors())
 
 
 class _Numbers:
     """All tokens' numbers, from those of some rows at a time. What is neutral for all tokens takes no memory, nor does
     the ratio of tokens where it is the one of the gate."""
 
-    def __init__(self, step: Step) -> None:
+    def __init__(self, step: StoredStep) -> None:
         self._every, self._layout = step.batch.old_logprobs, step.layout
         self._known: dict[str, Tensor] = {}
 
-    def write(self, index: Int[Tensor, " M"], found: Mapping[str, Tensor]) -> None:
-        if "token_ratio" in found and "token_ratio" not in self._known and "ratio" in self._known:
+    def write(self, index: Int[Tensor, " M"], tensors: Mapping[str, Tensor]) -> None:
+        if "token_ratio" in tensors and "token_ratio" not in self._known and "ratio" in self._known:
             self._known["token_ratio"] = self._known["ratio"].clone()  # so far they were the same
-        if "token_ratio" in self._known and "ratio" in found:
-            found = {"token_ratio": found["ratio"], **found}
-        for name, values in found.items():
+        if "token_ratio" in self._known and "ratio" in tensors:
+            tensors = {"token_ratio": tensors["ratio"], **tensors}
+        for name, values in tensors.items():
             if name not in self._known:
                 self._known[name] = torch.full_like(self._every, NEUTRAL[name])
             self._layout.write(self._known[name], index, values)
 
-    def found(self) -> dict[str, Tensor]:
+    def tensors(self) -> dict[str, Tensor]:
         every = self._every
         neutral = {name: every.new_full((), value).expand(every.shape) for name, value in NEUTRAL.items()}
         return neutral | {"token_ratio": self._known.get("ratio", neutral["ratio"])} | self._known
 
 
 def _differs(values: Float[Tensor, "M T"], neutral: float) -> bool:
-    """Whether any of them is not neutral; some are looked at first, since mostly one of these is not."""
+    """True if any of them is not neutral; some are looked at first, since mostly one of these is not."""
     return bool((values[:, ::SOME] != neutral).any()) or bool((values != neutral).any())
 
 
-def policy_loss(step: Step, algorithm: Algorithm, config: RunConfig) -> float | None:
+def policy_loss(step: StoredStep, algorithm: Algorithm, config: RunConfig) -> float | None:
     """The step's policy loss under an algorithm, as in the metrics."""
     return step_loss(step, [look(step, algorithm, config, number=number) for number in range(step.passes)])
 
 
-def step_loss(step: Step, passes: Iterable[StepView]) -> float | None:
+def step_loss(step: StoredStep, passes: Iterable[StepView]) -> float | None:
     """The mean policy loss over the applied updates of all passes of a step.
 
     None if none was applied, or only the value model was trained.
     """
-    applied = [update["skipped"] is None and not update["value_only"] for update in step.facts["updates"]]
-    found = [loss for seen in passes for update, loss in seen.losses.items() if applied[update]]
-    return sum(found) / len(found) if found else None
+    applied = [update["skipped"] is None and not update["value_only"] for update in step.metadata["updates"]]
+    losses = [loss for seen in passes for update, loss in seen.losses.items() if applied[update]]
+    return sum(losses) / len(losses) if losses else None
 
 
-def usable(algorithm: Algorithm, step: Step) -> tuple[Algorithm, list[str]]:
+def usable(algorithm: Algorithm, step: StoredStep) -> tuple[Algorithm, list[str]]:
     """The algorithm without terms whose inputs were not stored, with a note on each."""
     if algorithm.kl is None or step.batch.ref_logprobs is not None:
         return algorithm, []
     return replace(algorithm, kl=None), ["no reference was stored: its KL in the loss is left out"]
 
 
-def _assumed(step: Step, algorithm: Algorithm, credit: Float[Tensor, " N"], number: int) -> list[str]:
+def _assumed(step: StoredStep, algorithm: Algorithm, credit: Float[Tensor, " N"], number: int) -> list[str]:
     """Notes on what the algorithm would have done differently, or what is assumed for it."""
     if not step.passes or step.is_value_only:
         return []
@@ -183,19 +183,21 @@ def _assumed(step: Step, algorithm: Algorithm, credit: Float[Tensor, " N"], numb
     return notes
 
 
-def _updates(step: Step, algorithm: Algorithm, number: int) -> Iterator[tuple[int, Int[Tensor, " M"]]]:
+def _updates(step: StoredStep, algorithm: Algorithm, number: int) -> Iterator[tuple[int, Int[Tensor, " M"]]]:
     """Each update of a pass and its rows, without groups that the algorithm would not keep."""
     if not step.passes:
         return
     kept = algorithm.keep(step.batch.outcome, step.batch.group)
     for update in step.updates[number].unique().tolist():
-        if update >= 0 and not step.facts["updates"][update]["value_only"]:
+        if update >= 0 and not step.metadata["updates"][update]["value_only"]:
             index = ((step.updates[number] == update) & kept).nonzero().squeeze(1)
             if len(index):
                 yield update, index
 
 
-def _part(step: Step, algorithm: Algorithm, credit: Float[Tensor, " N"], number: int, index: Int[Tensor, " M"]) -> Rows:
+def _part(
+    step: StoredStep, algorithm: Algorithm, credit: Float[Tensor, " N"], number: int, index: Int[Tensor, " M"]
+) -> Rows:
     """The loss inputs of some rows of an update, padded to one width. A row that was not run, because it was dead, gets
     the old policy's log-probs."""
     batch, layout = step.batch, step.layout
@@ -217,20 +219,20 @@ def _part(step: Step, algorithm: Algorithm, credit: Float[Tensor, " N"], number:
 
 
 def _shown(algorithm: Algorithm, parts: Sequence[Rows], planned: tuple[int, Plan]) -> tuple[dict[str, Tensor], float]:
-    """What is kept of `_numbers`: tokens that are not trained on are neutral, and numbers that are neutral for all
+    """Part of `_numbers` that is kept: tokens that are not trained on are neutral, and numbers that are neutral for all
     tokens are left out, since most algorithms have no use for some of them, and so is a tokens' ratio that is the
     gate's."""
-    place, plan = planned
-    rows = parts[place]
-    found, loss = _numbers(algorithm, rows, plan)
-    state, dtype = found.pop("state"), rows.advantages.dtype
+    index, plan = planned
+    rows = parts[index]
+    numbers, loss = _numbers(algorithm, rows, plan)
+    state, dtype = numbers.pop("state"), rows.advantages.dtype
     if not bool(rows.mask.all()):
-        found = {name: torch.where(rows.mask, each, NEUTRAL[name]) for name, each in found.items()}
-    found = {name: each.to(dtype) for name, each in found.items()}
-    if torch.equal(found["ratio"], found["token_ratio"]):
-        del found["token_ratio"]  # kept once
-    left = [name for name, each in found.items() if name != "token_ratio" and not _differs(each, NEUTRAL[name])]
-    return {name: each for name, each in found.items() if name not in left} | {"state": state}, loss
+        numbers = {name: torch.where(rows.mask, each, NEUTRAL[name]) for name, each in numbers.items()}
+    numbers = {name: each.to(dtype) for name, each in numbers.items()}
+    if torch.equal(numbers["ratio"], numbers["token_ratio"]):
+        del numbers["token_ratio"]  # kept once
+    left = [name for name, each in numbers.items() if name != "token_ratio" and not _differs(each, NEUTRAL[name])]
+    return {name: each for name, each in numbers.items() if name not in left} | {"state": state}, loss
 
 
 def _numbers(algorithm: Algorithm, rows: Rows, plan: Plan) -> tuple[dict[str, Tensor], float]:
@@ -239,7 +241,7 @@ def _numbers(algorithm: Algorithm, rows: Rows, plan: Plan) -> tuple[dict[str, Te
     terms = token_terms(algorithm, rows, plan)
     through = algorithm.gate.through(terms.log_ratio, rows.advantages).detach()
     through = through.expand_as(rows.mask)  # training lets a gate answer with one number for all, too
-    found = {
+    numbers = {
         "weights": plan.weights,
         "token_ratio": bounded_exp(terms.token_log_ratio.detach()),
         "ratio": bounded_exp(terms.log_ratio.detach()),
@@ -247,8 +249,8 @@ def _numbers(algorithm: Algorithm, rows: Rows, plan: Plan) -> tuple[dict[str, Te
         "state": states_of(algorithm, rows, terms, through),
     }
     if terms.correction is not None:
-        found["correction"] = terms.correction
+        numbers["correction"] = terms.correction
     for name, term in (("gradient", terms.policy), ("kl_gradient", terms.kl), ("extra_gradient", terms.extra)):
         if term.requires_grad:
-            (found[name],) = torch.autograd.grad(term.sum(), rows.logprobs, retain_graph=True)
-    return found, float(terms.policy.detach().sum())
+            (numbers[name],) = torch.autograd.grad(term.sum(), rows.logprobs, retain_graph=True)
+    return numbers, float(terms.policy.detach().sum())

@@ -15,20 +15,20 @@ from proximo.algorithms import Algorithm, explain
 from proximo.insight.lens.layout import PLACES
 from proximo.insight.lens.lens import StepView, look, step_loss
 from proximo.insight.lens.states import TokenState
-from proximo.insight.lens.steps import Step
+from proximo.insight.lens.steps import StoredStep
 from proximo.insight.lens.turns import turns_of_tokens
 from proximo.rl.config import RunConfig
 from proximo.system.lines import plain
 from proximo.types.tensor_types import Bool, Float
 
-OWN = "own"
+OWN_ALGORITHM = "own"
 """Name of a run's own algorithm if it is not a known one."""
 FIVE = ("ppo", "grpo", "dapo", "gspo", "sapo")
 PUSHING = (TokenState.OPEN, TokenState.SOFT, TokenState.HELD)
 
 
 @dataclass(frozen=True)
-class Comparison:
+class ComparedAlgorithm:
     """One algorithm on a step, compared with the run's own; NaN: undefined, such as a share of 0 tokens."""
 
     name: str
@@ -52,7 +52,7 @@ class Comparison:
     opened: int
     """Number of tokens blocked under the run's own algorithm that have a gradient under this one."""
     flips: float
-    """Both, as a share of the tokens that the run's own update trains on."""
+    """Sum of both, as a share of the tokens that the run's own update trains on."""
     positive: float
     """Share of the gradient, Σ|dL/dlogprob|, on tokens with A > 0."""
     negative: float
@@ -71,7 +71,7 @@ class Comparison:
         return next(iter(self.cosines.values()))
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON values, with None for NaN, and without the tokens."""
+        """Fields as JSON values, with None for NaN, and without the tokens."""
         known = {each.name: getattr(self, each.name) for each in fields(self)}
         del known["seen"], known["rows"]
         return {name: plain(value) for name, value in known.items()} | {
@@ -82,56 +82,56 @@ class Comparison:
 
 def own_name(config: RunConfig) -> str:
     card = explain.same_as(config.algorithm)
-    return OWN if card is None else card.name
+    return OWN_ALGORITHM if card is None else card.name
 
 
 def chosen(config: RunConfig, names: Sequence[str]) -> dict[str, Algorithm]:
     """The run's own algorithm first, then those with these names. ValueError if a name is unknown."""
-    own = own_name(config)
-    found = {own: config.algorithm}
+    run_name = own_name(config)
+    algorithms = {run_name: config.algorithm}
     for name in names:
         card = explain.card(name)
-        if card is None and name != own:
+        if card is None and name != run_name:
             known = ", ".join(each.name for each in explain.CARDS)
             raise ValueError(f"no algorithm is called {name!r}; the names are {known}")
         if card is not None:
-            found.setdefault(card.name, card.value)
-    return found
+            algorithms.setdefault(card.name, card.value)
+    return algorithms
 
 
 def compared(
-    step: Step, config: RunConfig, algorithms: Mapping[str, Algorithm], *, number: int = -1
-) -> list[Comparison]:
+    step: StoredStep, config: RunConfig, algorithms: Mapping[str, Algorithm], *, number: int = -1
+) -> list[ComparedAlgorithm]:
     """The run's own algorithm first, then the others, on one pass over the step's data, by default the last.
 
     Example: compared(run.step(40), run.config, chosen(run.config, FIVE))
     """
-    own = own_name(config)
-    named = {own: config.algorithm} | dict(algorithms)
+    run_name = own_name(config)
+    named = {run_name: config.algorithm} | dict(algorithms)
     looks = {name: look(step, algorithm, config, number=number) for name, algorithm in named.items()}
     rows = _applied(step, number)
     thirds = _thirds(step.batch.sampled_lengths, rows)
     tokens = rows[step.layout.row]
     cosines = cosines_of(_products([seen.gradient[tokens] for seen in looks.values()]))
     return [
-        Comparison(
+        ComparedAlgorithm(
             name=name,
-            is_own=name == own,
+            is_own=name == run_name,
             seen=seen,
             rows=rows,
             policy_loss=_step_loss(step, config, named[name], seen, number),
             **_pushes(seen, rows),
-            **_flips(seen, looks[own], rows),
+            **_flips(seen, looks[run_name], rows),
             **_shares(seen, rows, thirds),
-            cosines=dict(zip(looks, cosines[place].tolist(), strict=True)),
+            cosines=dict(zip(looks, cosines[index].tolist(), strict=True)),
         )
-        for place, (name, seen) in enumerate(looks.items())
+        for index, (name, seen) in enumerate(looks.items())
     ]
 
 
-def remarks(step: Step) -> list[str]:
+def remarks(step: StoredStep) -> list[str]:
     """Remarks on why a step has nothing to compare, or less than expected."""
-    updates = step.facts["updates"]
+    updates = step.metadata["updates"]
     if not updates:
         return ["the step made no update: all completions were dropped or unscored"]
     if step.is_value_only:
@@ -142,10 +142,10 @@ def remarks(step: Step) -> list[str]:
     return [f"{line}: its completions are left out of these numbers" for line in skipped]
 
 
-def token_table(step: Step, views: Sequence[Comparison]) -> pa.Table:
+def token_table(step: StoredStep, views: Sequence[ComparedAlgorithm]) -> pa.Table:
     """A table with one row per token and algorithm."""
     row = step.layout.row
-    place = torch.arange(len(row)) - step.layout.starts[row]
+    token = torch.arange(len(row)) - step.layout.starts[row]
     pieces = pa.array([piece for each in step.pieces for piece in each], pa.string())
     names, states = [view.name for view in views], [state.name.lower() for state in TokenState]
     tables = [
@@ -153,7 +153,7 @@ def token_table(step: Step, views: Sequence[Comparison]) -> pa.Table:
             {
                 "algorithm": pa.DictionaryArray.from_arrays(np.full(len(row), number, np.int32), names),
                 "row": row.numpy(),
-                "token": place.numpy(),
+                "token": token.numpy(),
                 "piece": pieces,
                 **_turn_columns(step),
                 "state": pa.DictionaryArray.from_arrays(view.seen.state.int().numpy(), states),
@@ -173,47 +173,47 @@ def token_table(step: Step, views: Sequence[Comparison]) -> pa.Table:
     return pa.concat_tables(tables)
 
 
-def _turn_columns(step: Step) -> dict[str, pa.Array]:
+def _turn_columns(step: StoredStep) -> dict[str, pa.Array]:
     """Turn of each token, counted from 0, and its role; none where every completion is a single reply."""
     if not any(step.turns):
         return {}
-    found = [
-        (None, None) if place < 0 else (place, turns[place].role)
+    pairs = [
+        (None, None) if index < 0 else (index, turns[index].role)
         for turns, length in zip(step.turns, step.batch.lengths.tolist(), strict=True)
-        for place in turns_of_tokens(turns, length)
+        for index in turns_of_tokens(turns, length)
     ]
-    turn, role = zip(*found, strict=True)
+    turn, role = zip(*pairs, strict=True)
     return {"turn": pa.array(turn, pa.int32()), "role": pa.array(role, pa.string())}
 
 
-def max_flipped(view: Comparison, own: Comparison, count: int) -> list[tuple[int, int]]:
+def max_flipped(view: ComparedAlgorithm, run_view: ComparedAlgorithm, count: int) -> list[tuple[int, int]]:
     """Tokens (row, token) that flip against the run's own algorithm, sorted by the size of their gradients."""
-    closed, opened = _flipped(view.seen, own.seen)
+    closed, opened = _flipped(view.seen, run_view.seen)
     places = ((closed | opened) & view.rows[view.seen.layout.row]).nonzero().squeeze(1)
-    size = own.seen.gradient[places].abs() + view.seen.gradient[places].abs()
+    size = run_view.seen.gradient[places].abs() + view.seen.gradient[places].abs()
     order = size.argsort(descending=True, stable=True)[:count]
-    return [view.seen.layout.token(place) for place in places[order].tolist()]
+    return [view.seen.layout.token(position) for position in places[order].tolist()]
 
 
-def _flipped(seen: StepView, own: StepView) -> tuple[Bool[Tensor, " N"], Bool[Tensor, " N"]]:
+def _flipped(seen: StepView, run_seen: StepView) -> tuple[Bool[Tensor, " N"], Bool[Tensor, " N"]]:
     """Tokens with a gradient under the run's own algorithm that are blocked under this one, and the reverse."""
     pushing = torch.tensor(PUSHING, dtype=seen.state.dtype)
-    return torch.isin(own.state, pushing) & seen.blocked, own.blocked & torch.isin(seen.state, pushing)
+    return torch.isin(run_seen.state, pushing) & seen.blocked, run_seen.blocked & torch.isin(seen.state, pushing)
 
 
-def _step_loss(step: Step, config: RunConfig, algorithm: Algorithm, seen: StepView, number: int) -> float | None:
+def _step_loss(step: StoredStep, config: RunConfig, algorithm: Algorithm, seen: StepView, number: int) -> float | None:
     """Loss over all passes, one of which has already been computed."""
     known = number % step.passes if step.passes else 0
     passes = range(step.passes)
     return step_loss(step, [seen if each == known else look(step, algorithm, config, number=each) for each in passes])
 
 
-def _applied(step: Step, number: int) -> Bool[Tensor, " B"]:
+def _applied(step: StoredStep, number: int) -> Bool[Tensor, " B"]:
     """Rows of the pass's applied updates; a skipped one may have numbers that are not finite."""
     used = torch.zeros(len(step.batch), dtype=torch.bool)
     if step.passes:
-        for update, facts in enumerate(step.facts["updates"]):
-            if facts["skipped"] is None and not facts["value_only"]:
+        for update, details in enumerate(step.metadata["updates"]):
+            if details["skipped"] is None and not details["value_only"]:
                 used |= step.updates[number] == update
     return used
 
@@ -230,14 +230,15 @@ def _pushes(seen: StepView, rows: Bool[Tensor, " B"]) -> dict[str, Any]:
     }
 
 
-def _flips(seen: StepView, own: StepView, rows: Bool[Tensor, " B"]) -> dict[str, Any]:
+def _flips(seen: StepView, run_seen: StepView, rows: Bool[Tensor, " B"]) -> dict[str, Any]:
     tokens = rows[seen.layout.row]
-    closed, opened = (int(flips[tokens].sum()) for flips in _flipped(seen, own))
-    return {"closed": closed, "opened": opened, "flips": _ratio(closed + opened, int(own.takes_part[tokens].sum()))}
+    closed, opened = (int(flips[tokens].sum()) for flips in _flipped(seen, run_seen))
+    trained = int(run_seen.takes_part[tokens].sum())
+    return {"closed": closed, "opened": opened, "flips": _ratio(closed + opened, trained)}
 
 
 def _shares(seen: StepView, rows: Bool[Tensor, " B"], thirds: Float[Tensor, "B 3"]) -> dict[str, Any]:
-    """How the gradient is distributed."""
+    """Distribution of the gradient."""
     counted = rows[seen.layout.row]
     size = torch.where(counted, seen.gradient, 0.0).double().abs()
     total = float(size.sum())

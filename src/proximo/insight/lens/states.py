@@ -1,4 +1,4 @@
-"""What happens to a token's gradient: a state of each token."""
+"""States of tokens: what happens to the gradient of each."""
 
 from enum import IntEnum
 
@@ -17,12 +17,12 @@ SOFT = 0.005
 
 
 class TokenState(IntEnum):
-    """What happens to a token's gradient. If several states apply, the last one is shown."""
+    """State of a token: what happens to its gradient. If several states apply, the last one is shown."""
 
     OUTSIDE = 0
-    """Not sampled, or left out of the loss."""
+    """Token that was not sampled, or is left out of the loss."""
     IDLE = 1
-    """Its completion is not trained on: dropped, unscored, or in no update."""
+    """Token of a completion that is not trained on: dropped, unscored, or in no update."""
     OPEN = 2
     SOFT = 3
     """The gate passes a part of the gradient, or amplifies it."""
@@ -33,7 +33,7 @@ class TokenState(IntEnum):
     DUAL = 6
     """Clipped: the ratio is very large, and the dual clip bounds the loss."""
     DEAD = 7
-    """Its advantage is 0."""
+    """Token whose advantage is 0."""
     HELD = 8
     """Held near the old policy by `select`."""
     DROPPED = 9
@@ -47,31 +47,31 @@ BLOCKED = (TokenState.HIGH, TokenState.LOW, TokenState.DUAL, TokenState.DROPPED,
 
 
 def is_blocked(state: Int[Tensor, " N"]) -> Bool[Tensor, " N"]:
-    found = torch.zeros_like(state, dtype=torch.bool)
+    blocked = torch.zeros_like(state, dtype=torch.bool)
     for each in BLOCKED:  # a tenth of the time of torch.isin
-        found |= state == each
-    return found
+        blocked |= state == each
+    return blocked
 
 
 def states_of(algorithm: Algorithm, rows: Rows, terms: Terms, through: Float[Tensor, "M T"]) -> Int[Tensor, "M T"]:
     """State of each token; if several apply, the last."""
     gate, advantages = GateTraits.read(algorithm.gate), rows.advantages
-    found = [((through - 1).abs() > SOFT, TokenState.SOFT)]
+    conditions = [((through - 1).abs() > SOFT, TokenState.SOFT)]
     blocked = through == 0
     if not gate.fades and bool(blocked.any()):
         _, highest = gate.band
         low = blocked & (advantages < 0)
         dual = low & (bounded_exp(terms.log_ratio.detach()) > highest)
-        found += [(blocked & (advantages > 0), TokenState.HIGH), (low, TokenState.LOW), (dual, TokenState.DUAL)]
-    found.append((advantages == 0, TokenState.DEAD))
+        conditions += [(blocked & (advantages > 0), TokenState.HIGH), (low, TokenState.LOW), (dual, TokenState.DUAL)]
+    conditions.append((advantages == 0, TokenState.DEAD))
     if terms.selected is not None:
         is_held = SelectionTraits.read(algorithm.select).teaches_alone
-        found.append((terms.selected, TokenState.HELD if is_held else TokenState.DROPPED))
+        conditions.append((terms.selected, TokenState.HELD if is_held else TokenState.DROPPED))
     if terms.correction is not None:
-        found.append((terms.correction == 0, TokenState.REJECTED))
+        conditions.append((terms.correction == 0, TokenState.REJECTED))
     if not bool(rows.scored.all()):
-        found.append((~rows.scored.unsqueeze(1).expand_as(rows.mask), TokenState.IDLE))
+        conditions.append((~rows.scored.unsqueeze(1).expand_as(rows.mask), TokenState.IDLE))
     state = torch.full_like(rows.mask, TokenState.OPEN, dtype=torch.int8)
-    for where, what in found:
+    for where, what in conditions:
         state.masked_fill_(where, what)
     return state

@@ -13,9 +13,9 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
-from proximo.insight.lens.columns import Columns, Pieces, Rows, check_lengths, flat, offsets
-from proximo.insight.lens.files import CHANGED, facts_of, rollout_file, was_intact
-from proximo.insight.lens.layout import Layout
+from proximo.insight.lens.columns import Pieces, RolloutColumns, TokenTensors, check_lengths, flat, offsets
+from proximo.insight.lens.files import CHANGED, metadata_of, rollout_file, was_intact
+from proximo.insight.lens.layout import TokenLayout
 from proximo.insight.lens.turns import read_messages, read_turns
 from proximo.models.routing import UNKNOWN
 from proximo.runs.rollouts import FORMAT
@@ -49,11 +49,11 @@ PER_TOKEN = {
 
 @dataclass(frozen=True)
 class FlatBatch(Batch):
-    """A batch without padding: tensors that are [B, T] in a batch are [N] here, see `Layout`."""
+    """A batch without padding: tensors that are [B, T] in a batch are [N] here, see `TokenLayout`."""
 
     @cached_property
-    def layout(self) -> Layout:
-        return Layout(self.lengths)
+    def layout(self) -> TokenLayout:
+        return TokenLayout(self.lengths)
 
     @property
     def sampled_lengths(self) -> Int[Tensor, " B"]:
@@ -71,12 +71,12 @@ class FlatBatch(Batch):
 
 
 @dataclass(frozen=True)
-class Step:
-    """Everything that was sampled for a step; a row is a completion."""
+class StoredStep:
+    """Samples of a step, as they are stored; a row is a completion."""
 
     number: int
-    facts: Mapping[str, Any]
-    """Facts about the whole step: `updates` has one entry per update."""
+    metadata: Mapping[str, Any]
+    """Metadata of the whole step: `updates` has one entry per update."""
     batch: FlatBatch
     state: Sequence[str]
     """State of each row: trained, unscored or dropped."""
@@ -102,7 +102,7 @@ class Step:
     """Entropies before that update; NaN if the row was not run."""
 
     @property
-    def layout(self) -> Layout:
+    def layout(self) -> TokenLayout:
         """Positions of each row's tokens among all N; `batch.sampled` says which were sampled."""
         return self.batch.layout
 
@@ -112,7 +112,7 @@ class Step:
 
     @cached_property
     def old_is_sampler(self) -> bool:
-        """Whether the sampler's log-probs are the old ones, because none were computed."""
+        """True if the sampler's log-probs are the old ones, because none were computed."""
         return torch.equal(self.batch.old_logprobs, self.batch.rollout_logprobs)
 
     def entropy_in(self, number: int, part: slice = slice(None)) -> Float[Tensor, " N"] | None:
@@ -120,26 +120,26 @@ class Step:
         sampled = None if self.batch.rollout_entropy is None else self.batch.rollout_entropy[part]
         if not self.passes:
             return sampled
-        found = self.entropy[number, part]
-        return found if sampled is None else torch.where(found.isnan(), sampled.to(found.dtype), found)
+        entropy = self.entropy[number, part]
+        return entropy if sampled is None else torch.where(entropy.isnan(), sampled.to(entropy.dtype), entropy)
 
     @property
     def is_value_only(self) -> bool:
-        """Whether only the value model was trained."""
-        return bool(self.facts["updates"]) and all(update["value_only"] for update in self.facts["updates"])
+        """True if only the value model was trained."""
+        return bool(self.metadata["updates"]) and all(update["value_only"] for update in self.metadata["updates"])
 
 
-def read_step(path: Path, number: int) -> Step:
+def read_step(path: Path, number: int) -> StoredStep:
     """Read a step's file; ValueError, in one line, if it is damaged or was written by another version."""
     try:
         with rollout_file(path) as file:
-            facts = facts_of(file)
-            if facts.get("format") != FORMAT:
+            metadata = metadata_of(file)
+            if metadata.get("format") != FORMAT:
                 raise ValueError("another version of Proximo wrote it: read it with that one, or run the step again")
             with rollout_file(path) as same, ThreadPoolExecutor(1) as pool:
                 other = _OtherHalf(pool, path, same)
                 try:
-                    return _step(Columns(file), number, facts, other)
+                    return _step(RolloutColumns(file), number, metadata, other)
                 finally:
                     other.texts.result()  # of a damaged file this is what is wrong
     except KeyError as error:
@@ -160,7 +160,7 @@ def read_step(path: Path, number: int) -> Step:
 
 
 class _OtherHalf:
-    """What another core reads of a file: whether it is intact, its long texts, and the numbers of each pass."""
+    """Part of a file that another core reads: whether it is intact, its long texts, and the numbers of each pass."""
 
     def __init__(self, pool: ThreadPoolExecutor, path: Path, file: BinaryIO) -> None:
         self._pool, self._path, self._file = pool, path, file
@@ -169,44 +169,45 @@ class _OtherHalf:
     def _texts(self) -> dict[str, pa.Array]:
         if not was_intact(self._path, self._file):
             raise ValueError(CHANGED)
-        column = Columns(self._file, coded=[Pieces.COLUMN])
+        column = RolloutColumns(self._file, coded=[Pieces.COLUMN])
         return {name: column[name] for name in ("pieces", "text")}
 
-    def passes(self, rows: Rows, has: Bool[Tensor, "B E"]) -> "Future[list[Float[Tensor, 'E N']]]":
+    def passes(self, rows: TokenTensors, has: Bool[Tensor, "B E"]) -> "Future[list[Float[Tensor, 'E N']]]":
         """Log-probs and entropies."""
 
         def read() -> list[Tensor]:
-            column = Columns(self._file)
+            column = RolloutColumns(self._file)
             return [rows.nested(column[name], has) for name in ("current_logprobs", "entropy")]
 
         return self._pool.submit(read)
 
 
-def _step(column: Columns, number: int, facts: Mapping[str, Any], other: _OtherHalf) -> Step:
-    for update in facts["updates"]:
+def _step(column: RolloutColumns, number: int, metadata: Mapping[str, Any], other: _OtherHalf) -> StoredStep:
+    for update in metadata["updates"]:
         _ = update["version"], update["skipped"], update["value_only"]
     tokens = column["tokens"]
     lengths = torch.from_numpy(np.diff(offsets(tokens)))
     rows_updates = column["updates"]
     counts = torch.from_numpy(np.diff(offsets(rows_updates)))
-    most = int(counts.max()) if len(counts) else 0
-    _check_size(lengths, most)
-    rows = Rows(Layout(lengths))
-    has = torch.arange(most) < counts.unsqueeze(1)
-    updates = torch.full((len(lengths), most), -1)
+    max_passes = int(counts.max()) if len(counts) else 0
+    _check_size(lengths, max_passes)
+    rows = TokenTensors(TokenLayout(lengths))
+    has = torch.arange(max_passes) < counts.unsqueeze(1)
+    updates = torch.full((len(lengths), max_passes), -1)
     passes = other.passes(rows, has)
     updates[has] = torch.from_numpy(rows_updates.flatten().to_numpy().astype(np.int64))
-    if most and int(updates.max()) >= len(facts["updates"]):
+    if max_passes and int(updates.max()) >= len(metadata["updates"]):
         raise ValueError("it is damaged: a row belongs to an update that is missing")
     batch = _batch(column, rows, lengths, rows(tokens).int())  # half as wide as in training, and there are millions
     del tokens
     long, (current, entropy) = other.texts.result(), passes.result()
-    if "rollout_entropy" in column and (not most or bool(entropy.isnan().any())):  # else every token has a later one
+    if "rollout_entropy" in column and (not max_passes or bool(entropy.isnan().any())):
+        # Else every token has a later one.
         batch = replace(batch, rollout_entropy=rows(column["rollout_entropy"]))
     check_lengths(long["pieces"], lengths)
-    return Step(
+    return StoredStep(
         number=number,
-        facts=facts,
+        metadata=metadata,
         batch=batch,
         state=column["state"].to_pylist(),
         sibling=column["sibling"].to_pylist(),
@@ -224,7 +225,7 @@ def _step(column: Columns, number: int, facts: Mapping[str, Any], other: _OtherH
     )
 
 
-def _texts(column: Columns, name: str, count: int) -> list[str | None]:
+def _texts(column: RolloutColumns, name: str, count: int) -> list[str | None]:
     """A column that older files, and steps without it, do not have."""
     return column[name].to_pylist() if name in column else [None] * count
 
@@ -239,18 +240,20 @@ def _check_size(lengths: Int[Tensor, " B"], passes: int) -> None:
         raise ValueError(f"{sizes} in {passes:,} passes, more than the {MAX_PASSED:,} that are held at once")
 
 
-def _batch(column: Columns, rows: Rows, lengths: Int[Tensor, " B"], tokens: Int[Tensor, " N"]) -> FlatBatch:
+def _batch(
+    column: RolloutColumns, rows: TokenTensors, lengths: Int[Tensor, " B"], tokens: Int[Tensor, " N"]
+) -> FlatBatch:
     group = torch.from_numpy(column["group"].to_numpy().astype(np.int64))
     if len(group) and not 0 <= int(group.min()) <= int(group.max()) < len(group):
         raise ValueError("it is damaged: groups are not numbered from 0")
     prompts: dict[int, tuple[int, ...]] = {}
     prompt_tokens, left = column["prompt_tokens"], MAX_PROMPTED
-    for place, number in enumerate(group.tolist()):
+    for row, number in enumerate(group.tolist()):
         if number not in prompts:
-            left -= len(prompt_tokens[place].values or ())
+            left -= len(prompt_tokens[row].values or ())
             if left < 0:
                 raise ValueError(f"its prompts have more than the {MAX_PROMPTED:,} tokens that are held at once")
-            prompts[number] = tuple(prompt_tokens[place].as_py())
+            prompts[number] = tuple(prompt_tokens[row].as_py())
 
     names = ("ref_logprobs", "teacher_logprobs", "values", "returns", "turn_rewards", "step_rewards")
     mask = rows(column["mask"])
@@ -275,13 +278,13 @@ def _batch(column: Columns, rows: Rows, lengths: Int[Tensor, " B"], tokens: Int[
     )
 
 
-def _routes(column: Columns, rows: Rows, group: Int[Tensor, " B"], prompts: int) -> dict[str, Any]:
+def _routes(column: RolloutColumns, rows: TokenTensors, group: Int[Tensor, " B"], prompts: int) -> dict[str, Any]:
     """The replayed experts, if there are any."""
     if "routes" not in column or not len(group):
         return {}
     shape = (-1, column["route_layers"][0].as_py(), column["route_experts"][0].as_py())
     first = [int((group == number).nonzero()[0]) for number in range(prompts)]
     routes_of_prompts = column["prompt_routes"]
-    found = [flat(routes_of_prompts.slice(place, 1)).reshape(shape) for place in first]
+    by_prompt = [flat(routes_of_prompts.slice(row, 1)).reshape(shape) for row in first]
     routes = rows(column["routes"], entries=shape[1] * shape[2]).reshape(shape)
-    return {"routes": routes, "prompt_routes": tuple(found)}
+    return {"routes": routes, "prompt_routes": tuple(by_prompt)}

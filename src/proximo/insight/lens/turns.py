@@ -38,36 +38,36 @@ def counted(turns: Sequence[Turn]) -> EpisodeCounts:
 
 def starts(turns: Sequence[Turn]) -> list[int]:
     """First token of each turn. Results of several calls of one reply are written at once and share their tokens."""
-    found, start, end = [], 0, 0
+    firsts, start, end = [], 0, 0
     for turn in turns:
         if turn.end != end:
             start, end = end, turn.end
-        found.append(start)
-    return found
+        firsts.append(start)
+    return firsts
 
 
 def turn_at(turns: Sequence[Turn], token: int) -> int | None:
     """Index of the turn that a token belongs to; None where there are no turns."""
-    return next((place for place, turn in enumerate(turns) if token < turn.end), None)
+    return next((index for index, turn in enumerate(turns) if token < turn.end), None)
 
 
 def turns_of_tokens(turns: Sequence[Turn], length: int) -> list[int]:
     """Index of each token's turn; -1 where there are no turns."""
-    found = [-1] * length
-    for place, start in reversed(list(enumerate(starts(turns)))):
-        found[start : turns[place].end] = [place] * (turns[place].end - start)
-    return found
+    indices = [-1] * length
+    for index, start in reversed(list(enumerate(starts(turns)))):
+        indices[start : turns[index].end] = [index] * (turns[index].end - start)
+    return indices
 
 
 def place_in_words(turns: Sequence[Turn], token: int) -> str:
     """Example: "reply 2 of 3", "answer of the environment to reply 1"; empty where there are no turns."""
-    place = turn_at(turns, token)
-    if place is None:
+    index = turn_at(turns, token)
+    if index is None:
         return ""
-    replies = counted(turns[: place + 1]).replies
-    if turns[place].role == REPLY:
+    replies = counted(turns[: index + 1]).replies
+    if turns[index].role == REPLY:
         return f"reply {replies} of {counted(turns).replies}"
-    return f"{ANSWERS.get(turns[place].role, turns[place].role)} to reply {replies}"
+    return f"{ANSWERS.get(turns[index].role, turns[index].role)} to reply {replies}"
 
 
 def episodes_in_words(rows: Sequence[Sequence[Turn]]) -> str:
@@ -76,8 +76,8 @@ def episodes_in_words(rows: Sequence[Sequence[Turn]]) -> str:
     if not counts:
         return ""
     replies, calls, failed = (sum(getattr(each, name) for each in counts) for name in ("replies", "calls", "failed"))
-    told = f"; {len(counts)} episodes of {replies / len(counts):.1f} replies in the mean"
-    return f"{told}, {calls} calls of tools, {failed} failed turns" if calls or failed else told
+    text = f"; {len(counts)} episodes of {replies / len(counts):.1f} replies in the mean"
+    return f"{text}, {calls} calls of tools, {failed} failed turns" if calls or failed else text
 
 
 def transcript(turns: Sequence[Turn]) -> str:
@@ -91,20 +91,20 @@ def read_turns(texts: Sequence[str | None], lengths: Sequence[int]) -> list[tupl
 
 
 def _turns(text: str | None, length: int) -> tuple[Turn, ...]:
-    found = tuple(_turn(each) for each in _list(text))
-    ends = [turn.end for turn in found]
+    turns = tuple(_turn(each) for each in _list(text))
+    ends = [turn.end for turn in turns]
     if ends != sorted(ends) or (ends and not 0 <= ends[0] <= ends[-1] <= length):
         raise ValueError(DAMAGED)
-    return found
+    return turns
 
 
-def _turn(facts: Any) -> Turn:
-    if not isinstance(facts, dict):
+def _turn(entry: Any) -> Turn:
+    if not isinstance(entry, dict):
         raise ValueError(DAMAGED)
-    role, text, end, reward = (facts.get(name) for name in ("role", "text", "end", "reward"))
+    role, text, end, reward = (entry.get(name) for name in ("role", "text", "end", "reward"))
     if not isinstance(role, str) or not isinstance(text, str) or type(end) is not int:
         raise ValueError(DAMAGED)
-    failed = str(facts.get("failed") or "")
+    failed = str(entry.get("failed") or "")
     if reward is None and role == REPLY and failed:  # JSON has no NaN
         reward = math.nan
     if isinstance(reward, int) and abs(reward) > LARGEST:  # no float holds it
@@ -119,8 +119,8 @@ def read_messages(texts: Sequence[str | None]) -> list[list[Mapping[str, str]]]:
 
 
 def _messages(text: str | None) -> list[Mapping[str, str]]:
-    found = [each for each in _list(text) if isinstance(each, dict)]
-    return [{"role": str(each.get("role", "")), "text": _content(each.get("content"))} for each in found]
+    entries = [each for each in _list(text) if isinstance(each, dict)]
+    return [{"role": str(each.get("role", "")), "text": _content(each.get("content"))} for each in entries]
 
 
 def _content(content: Any) -> str:
@@ -129,9 +129,9 @@ def _content(content: Any) -> str:
 
 def _list(text: str | None) -> list[Any]:
     try:
-        found = [] if text is None else json.loads(text)
+        entries = [] if text is None else json.loads(text)
     except RecursionError:
         raise ValueError(DAMAGED) from None
-    if not isinstance(found, list):
+    if not isinstance(entries, list):
         raise ValueError(DAMAGED)
-    return found
+    return entries

@@ -40,8 +40,8 @@ RETRY_SECONDS = 0.1
 class Crowd:
     """The connections of a server: at most so many, and which of them are idle."""
 
-    def __init__(self, most: int, header_seconds: float) -> None:
-        self.most, self.header_seconds = most, header_seconds
+    def __init__(self, limit: int, header_seconds: float) -> None:
+        self.limit, self.header_seconds = limit, header_seconds
         self.idle: dict[Connection, float] = {}
         """Connections without a request, with the time since when; the oldest first."""
         self.changed = asyncio.Event()
@@ -49,7 +49,7 @@ class Crowd:
     async def room(self, connections: Collection[object]) -> None:
         """Wait until there may be one more. Where all are taken, the oldest idle one is closed."""
         loop = asyncio.get_running_loop()
-        while len(connections) >= self.most:
+        while len(connections) >= self.limit:
             oldest = next(iter(self.idle), None)
             left = None if oldest is None else self.idle[oldest] + CROWDED_SECONDS - loop.time()
             if oldest is not None and left is not None and left <= 0:
@@ -81,12 +81,12 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
         super().__init__(**given)
         self._crowd = crowd
         self._socket: asyncio.Transport
-        """What uvicorn's transport is around."""
+        """The transport that uvicorn's is around."""
         self._arrived = bytearray(TURN)
         self._timer: asyncio.TimerHandle | None = None
         self._look: asyncio.TimerHandle | None = None
         self._has_begun = False
-        """Whether there is a part of a request."""
+        """True if there is a part of a request."""
         self._is_leaving = False
 
     def connection_made(self, transport: Any) -> None:
@@ -115,7 +115,7 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
             self._wait()
 
     def eof_received(self) -> bool:  # pyright: ignore[reportIncompatibleMethodOverride] (as asyncio has it)
-        """Whether the connection stays, for the answer: a client may send its request, say that this was all, and
+        """True if the connection stays, for the answer: a client may send its request, say that this was all, and
         read."""
         is_whole = self._is_busy and not self.cycle.more_body
         if is_whole and self._look is None:
@@ -200,7 +200,7 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
         return self.cycle is not None and not self.cycle.response_complete
 
     def _wait(self) -> None:
-        """For a request."""
+        """Wait for a request."""
         self._stop_waiting()
         self._crowd.idle[self] = self.loop.time()
         self._crowd.changed.set()
@@ -275,7 +275,7 @@ def allow_connections() -> None:
 
 
 def most_connections() -> int:
-    """What the limit of open files has room for."""
+    """Number of connections that the limit of open files has room for."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         return MAX_CONNECTIONS

@@ -19,33 +19,33 @@ COLUMNS = ("group", "sibling", "reward", "prompt", "text", "turns")
 
 def found_in(run: RunFolder, wanted: str, start: int) -> dict[str, Any]:
     """Completions from step `start` on that contain a text, ignoring case; `next` is the step to continue with."""
-    steps, end, found = run.steps(), time.monotonic() + SECONDS, []
-    for place, step in enumerate(each for each in steps if each >= start):
-        if place and (len(found) >= MAX_HITS or time.monotonic() > end):
-            return {"found": found[:MAX_HITS], "next": step, "steps": len(steps)}
-        found += _hits(run, step, wanted.casefold())
-    return {"found": found[:MAX_HITS], "next": None, "steps": len(steps)}
+    steps, end, hits = run.steps(), time.monotonic() + SECONDS, []
+    for index, step in enumerate(each for each in steps if each >= start):
+        if index and (len(hits) >= MAX_HITS or time.monotonic() > end):
+            return {"found": hits[:MAX_HITS], "next": step, "steps": len(steps)}
+        hits += _hits(run, step, wanted.casefold())
+    return {"found": hits[:MAX_HITS], "next": None, "steps": len(steps)}
 
 
 def _hits(run: RunFolder, step: int, wanted: str) -> Iterator[dict[str, Any]]:
     for number, row in enumerate(_rows(run, step)):
-        for text in (_said(row), row["prompt"]):
-            place = text.casefold().find(wanted)
-            if place >= 0:
-                end = place + len(wanted)
+        for text in (_completion(row), row["prompt"]):
+            start = text.casefold().find(wanted)
+            if start >= 0:
+                end = start + len(wanted)
                 yield {
                     "step": step,
                     "group": row["group"],
                     "row": number,
                     "reward": plain(row["reward"]),
-                    "before": text[max(place - AROUND, 0) : place],
-                    "text": text[place:end],
+                    "before": text[max(start - AROUND, 0) : start],
+                    "text": text[start:end],
                     "after": text[end : end + AROUND],
                 }
                 break
 
 
-def _said(row: dict[str, Any]) -> str:
+def _completion(row: dict[str, Any]) -> str:
     """A completion; all turns of an episode."""
     turns = read_turns([row.get("turns")], [1 << 62])[0]
     return transcript(turns) or row["text"]

@@ -27,7 +27,7 @@ HEADERS = (
 )
 
 
-class Guard:
+class PageGuard:
     """Runs before everything else and decides on the raw request, never on a reconstructed URL.
 
     `open_paths` are the files of the page itself, which contain no data.

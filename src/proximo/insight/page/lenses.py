@@ -13,8 +13,8 @@ from torch import Tensor
 from proximo.algorithms import explain
 from proximo.insight.folder import RunFolder
 from proximo.insight.lens.lens import StepView, look
-from proximo.insight.lens.replay import OWN, chosen, own_name
-from proximo.insight.lens.steps import Step
+from proximo.insight.lens.replay import OWN_ALGORITHM, chosen, own_name
+from proximo.insight.lens.steps import StoredStep
 from proximo.losses.arithmetic import bounded_exp
 from proximo.losses.pieces.protocols import GateTraits
 
@@ -28,23 +28,23 @@ Kind = TypeVar("Kind")
 class Kept(Generic[Kind]):
     """A small cache of things computed from steps. Two tabs that ask at once do not compute the same twice."""
 
-    def __init__(self, most: int) -> None:
-        self._most, self._lock = most, threading.Lock()
-        self._made: OrderedDict[tuple[int, Hashable], tuple[Step | None, Kind]] = OrderedDict()
+    def __init__(self, limit: int) -> None:
+        self._limit, self._lock = limit, threading.Lock()
+        self._made: OrderedDict[tuple[int, Hashable], tuple[StoredStep | None, Kind]] = OrderedDict()
 
     @property
     def _tokens(self) -> int:
         return sum(0 if step is None else len(step.batch.tokens) for step, _ in self._made.values())
 
-    def get(self, step: Step | None, key: Hashable, make: Callable[[], Kind]) -> Kind:
+    def get(self, step: StoredStep | None, key: Hashable, make: Callable[[], Kind]) -> Kind:
         """The cached value. A step is identified as an object and therefore kept alive here; None if the key identifies
         it and only the value is to be kept."""
         with self._lock:
-            found = self._made.pop((id(step), key), None) or (step, make())
-            self._made[id(step), key] = found
-            while len(self._made) > (1 if self._tokens > MAX_TOKENS else self._most):
+            entry = self._made.pop((id(step), key), None) or (step, make())
+            self._made[id(step), key] = entry
+            while len(self._made) > (1 if self._tokens > MAX_TOKENS else self._limit):
                 self._made.popitem(last=False)
-        return found[1]
+        return entry[1]
 
 
 _looks: Kept["Look"] = Kept(4)
@@ -55,13 +55,13 @@ class Look:
     """A step as the page shows it: under which algorithm, and in which pass over the data."""
 
     run: RunFolder
-    step: Step
+    step: StoredStep
     name: str
     number: int
     seen: StepView
 
     @property
-    def own(self) -> bool:
+    def is_own(self) -> bool:
         return self.name == own_name(self.run.config)
 
     def tokens(self, part: slice = slice(None)) -> dict[str, Tensor]:
@@ -84,39 +84,39 @@ class Look:
             "value": batch.values,
             "return": batch.returns,
         }
-        found = {name: tensor[part] for name, tensor in given.items() if tensor is not None}
+        values = {name: tensor[part] for name, tensor in given.items() if tensor is not None}
         if (entropy := step.entropy_in(self.number, part)) is not None:
-            found["entropy"] = entropy
-        before = step.current[self.number, part] if step.passes else found["old"]
+            values["entropy"] = entropy
+        before = step.current[self.number, part] if step.passes else values["old"]
         # A row that was skipped for its zero advantage has the old policy's log-probs.
-        found["current"] = torch.where(before.isnan(), found["old"], before)
-        found["gap"] = found["old"] - found["sampler"]
+        values["current"] = torch.where(before.isnan(), values["old"], before)
+        values["gap"] = values["old"] - values["sampler"]
         if step.passes and step.old_is_sampler:
             # The sampler's log-probs are the old ones, and only the first update saw the policy that sampled.
-            first, gap = step.updates[0] == 0, step.current[0, part] - found["sampler"]
-            found["gap"] = gap if bool(first.all()) else torch.where(first[step.layout.row[part]], gap, math.nan)
-        if "reference" in found:
-            gap = found["reference"] - found["current"]
-            found["kl"] = bounded_exp(gap) - gap - 1  # k3
+            first, gap = step.updates[0] == 0, step.current[0, part] - values["sampler"]
+            values["gap"] = gap if bool(first.all()) else torch.where(first[step.layout.row[part]], gap, math.nan)
+        if "reference" in values:
+            gap = values["reference"] - values["current"]
+            values["kl"] = bounded_exp(gap) - gap - 1  # k3
         sampled = batch.sampled[part]
-        for name in found.keys() & {"entropy", "gap", "kl"}:  # of the policy's own tokens
-            found[name] = torch.where(sampled, found[name], math.nan)
-        return found
+        for name in values.keys() & {"entropy", "gap", "kl"}:  # of the policy's own tokens
+            values[name] = torch.where(sampled, values[name], math.nan)
+        return values
 
 
-def looked(run: RunFolder, query: Mapping[str, str], *, own: bool = False) -> Look:
-    """The step, algorithm and pass that a query names; with `own`, the run's own algorithm."""
+def looked(run: RunFolder, query: Mapping[str, str], *, as_run: bool = False) -> Look:
+    """The step, algorithm and pass that a query names; with `as_run`, the run's own algorithm."""
     step, number = named_pass(run, query)
     mine = own_name(run.config)
-    name = mine if own else query.get("as", mine)
-    algorithms = chosen(run.config, [] if name == OWN else [name])
+    name = mine if as_run else query.get("as", mine)
+    algorithms = chosen(run.config, [] if name == OWN_ALGORITHM else [name])
     name, algorithm = list(algorithms.items())[-1]
     return _looks.get(
         step, (name, number), lambda: Look(run, step, name, number, look(step, algorithm, run.config, number=number))
     )
 
 
-def named_pass(run: RunFolder, query: Mapping[str, str]) -> tuple[Step, int]:
+def named_pass(run: RunFolder, query: Mapping[str, str]) -> tuple[StoredStep, int]:
     """The step that a query names, and the pass over its data, by default the last."""
     step = run.step(whole(query, "step"))
     number = whole(query, "pass", max(step.passes - 1, 0))
@@ -125,13 +125,13 @@ def named_pass(run: RunFolder, query: Mapping[str, str]) -> tuple[Step, int]:
     return step, number
 
 
-def told(look: Look) -> dict[str, Any]:
-    """What the page shows about the chosen algorithm."""
+def shown_algorithm(look: Look) -> dict[str, Any]:
+    """Description of the chosen algorithm for the page."""
     seen, (title, idea) = look.seen, introduced(look.run, look.name)
     return {
         "name": look.name,
         "label": label(look.name),
-        "own": look.own,
+        "own": look.is_own,
         "title": title,
         "idea": idea,
         "formula": explain.objective(seen.algorithm),
@@ -153,7 +153,7 @@ def introduced(run: RunFolder, name: str) -> tuple[str, str]:
 
 
 def label(name: str) -> str:
-    return "OWN" if name == OWN else name.upper()
+    return "OWN" if name == OWN_ALGORITHM else name.upper()
 
 
 def _curve(look: Look) -> dict[str, list[float]]:
@@ -167,8 +167,8 @@ def _curve(look: Look) -> dict[str, list[float]]:
     evenly = torch.linspace(-widest, widest, CURVE, dtype=torch.float64)
     places = torch.cat([evenly, torch.tensor(sharp, dtype=torch.float64)]).sort().values.unsqueeze(0)
     sides = {"positive": torch.ones_like(places), "negative": -torch.ones_like(places)}
-    found = {side: gate.through(places, advantages) for side, advantages in sides.items()}
-    return {name: numbers(tensor.squeeze(0)) for name, tensor in ({"log_ratio": places} | found).items()}
+    curves = {side: gate.through(places, advantages) for side, advantages in sides.items()}
+    return {name: numbers(tensor.squeeze(0)) for name, tensor in ({"log_ratio": places} | curves).items()}
 
 
 def numbers(tensor: Tensor) -> list[Any]:

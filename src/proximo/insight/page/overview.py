@@ -1,4 +1,4 @@
-"""What the page shows of whole runs: the list, rows, settings and findings.
+"""Whole runs as the page shows them: the list, rows, settings and findings.
 
 Runs are looked up among those that were found; a name from a request never becomes a path.
 """
@@ -17,7 +17,7 @@ from proximo.algorithms.explain import changes, choice, nearest, stages
 from proximo.insight.doctor.checkup import Checkup, check_up
 from proximo.insight.doctor.damage import damage
 from proximo.insight.folder import RunFolder, decoded, find_runs
-from proximo.insight.lens.fork_divergence import parting, told
+from proximo.insight.lens.fork_divergence import parting, parting_in_words
 from proximo.losses.pieces.protocols import GateTraits
 from proximo.runs.checkpoints import CHECKPOINTS, saved, step_of
 from proximo.runs.config_changes import flat
@@ -42,31 +42,31 @@ class Runs:
 
     def __init__(self, root: Path, *, load_code: bool = False) -> None:
         self.root, self._load_code = without_links(root), load_code
-        self._found: dict[str, RunFolder] = {}
+        self._by_name: dict[str, RunFolder] = {}
         self._again = 0.0
         self._summaries: dict[str, tuple[object, dict[str, Any]]] = {}
 
-    def found(self) -> dict[str, RunFolder]:
+    def by_name(self) -> dict[str, RunFolder]:
         """Runs by name, newest first. A folder with thousands of others is searched less often."""
         start = time.monotonic()
         if start >= self._again:
             try:
                 runs = find_runs(self.root, load_code=self._load_code)[:MAX_RUNS]
-                self._found = {self._name(run): run for run in runs}
+                self._by_name = {self._name(run): run for run in runs}
             except (OSError, ValueError):  # a run was removed meanwhile
-                return self._found
+                return self._by_name
             end = time.monotonic()
             self._again = end + max(1.0, 20 * (end - start))
-        return self._found
+        return self._by_name
 
     def named(self, name: str) -> RunFolder:
-        if (run := self._found.get(name) or self.found().get(name)) is None:
+        if (run := self._by_name.get(name) or self.by_name().get(name)) is None:
             raise LookupError(f"no run is called {quoted(name)}")
         return run
 
     def listed(self) -> dict[str, Any]:
-        found = (self._summary(name, run) for name, run in self.found().items())
-        return {"root": _text_of(self.root), "runs": [each for each in found if each is not None]}
+        summaries = (self._summary(name, run) for name, run in self.by_name().items())
+        return {"root": _text_of(self.root), "runs": [each for each in summaries if each is not None]}
 
     def _name(self, run: RunFolder) -> str:
         inside = run.path.relative_to(self.root)
@@ -74,22 +74,25 @@ class Runs:
 
     def _fork(self, run: RunFolder) -> dict[str, Any] | None:
         """The run that a fork comes from, by its name here if it is among these, and the step."""
-        if (found := parent_of(run.path, run.record)) is None:
+        if (origin := parent_of(run.path, run.record)) is None:
             return None
-        parent, step = found
+        parent, step = origin
         inside = parent.is_relative_to(self.root)
         return {"run": _text_of(parent.relative_to(self.root) if inside else parent), "step": step}
 
     def parting(self, name: str) -> dict[str, Any]:
-        """Where a fork parts from its parent, in numbers and in sentences; `parting` is None where the run is no fork,
-        or its parent is not among these runs."""
+        """The point where a fork parts from its parent, in numbers and in sentences; `parting` is None where the run is
+        no fork, or its parent is not among these runs."""
         run = self.named(name)
         origin = self._fork(run)
-        parent = None if origin is None else self.found().get(origin["run"])
+        parent = None if origin is None else self.by_name().get(origin["run"])
         if origin is None or parent is None:
             return {"parting": None}
-        found = parting(run, parent)
-        return {"parting": asdict(found) | {"parent": origin["run"], "words": told(found, run.name, parent.name)}}
+        difference = parting(run, parent)
+        return {
+            "parting": asdict(difference)
+            | {"parent": origin["run"], "words": parting_in_words(difference, run.name, parent.name)}
+        }
 
     def _summary(self, name: str, run: RunFolder) -> dict[str, Any] | None:
         """The run's summary; unchanged files are not read again. None if the run is removed meanwhile; for a file that
@@ -99,8 +102,8 @@ class Runs:
         known = self._summaries.get(name)
         if known is None or known[0] != stamp:
             try:
-                told = {"name": name, "state": state, **summary(run), "fork": self._fork(run)}
-                known = self._summaries[name] = (stamp, told)
+                content = {"name": name, "state": state, **summary(run), "fork": self._fork(run)}
+                known = self._summaries[name] = (stamp, content)
             except (LinkedFile, ValueError) as error:
                 return {"name": name, "state": state, "error": _text_of(str(error))}
             except OSError:
@@ -156,7 +159,7 @@ def _last_of(rows: Iterable[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _is_share(rows: Sequence[dict[str, Any]]) -> bool:
-    """Whether outcomes are shares of what is correct: all from 0 to 1, of a task that says what is correct."""
+    """True if outcomes are shares of what is correct: all from 0 to 1, of a task that says what is correct."""
     outcomes = [number(row, "outcome") for row in rows if row.get("outcome") is not None]
     is_scored = any("outcome" in row and row.get("solved_by_all", 0) is not None for row in rows)
     return is_scored and all(0 <= each <= 1 for each in outcomes)
@@ -224,16 +227,16 @@ def algorithm(run: RunFolder) -> dict[str, Any]:
     """The nearest named algorithm and the differences. No name if it is not a reinforcement-learning run, or if a class
     that it names is not loaded: `why` says so."""
     try:
-        own = run.config.algorithm
+        chosen = run.config.algorithm
     except (ValueError, OSError):
         why = "; ".join(f"type = {name}, {reason}" for name, reason in run.unavailable.items())
         return {"name": None, "changes": [], "stages": [], "soft": False, "why": _text_of(why)}
-    card = nearest(own)
+    card = nearest(chosen)
     return {
         "name": card.name,
-        "changes": changes(card, own),
-        "stages": [[stage, content] for stage, content, _ in stages(own)],
-        "soft": GateTraits.read(own.gate).fades,
+        "changes": changes(card, chosen),
+        "stages": [[stage, content] for stage, content, _ in stages(chosen)],
+        "soft": GateTraits.read(chosen.gate).fades,
     }
 
 
@@ -241,13 +244,13 @@ def health(run: RunFolder, query: Mapping[str, str]) -> dict[str, Any]:
     """The verdict, rules and current findings of `proximo doctor`, and the findings that were reported during the run
     and no longer would be; `over` is the last step of a finding that is over."""
     checkup = _checked(run.path, tuple(_stamp(run.path / name) for name in (METRICS, EVENTS)), tuple(damage(run)))
-    found = [asdict(spell.finding) | {"over": None} for spell in checkup.standing]
-    found += [asdict(spell.finding) | {"over": spell.last} for spell in checkup.passed]
-    rules = [each["rule"] for each in found]  # an event's rule may be anything
-    told = [row for row in run.rows(EVENTS) if row.get("kind") == "finding" and row.get("rule") not in rules]
+    findings = [asdict(active.finding) | {"over": None} for active in checkup.standing]
+    findings += [asdict(active.finding) | {"over": active.last} for active in checkup.passed]
+    rules = [each["rule"] for each in findings]  # an event's rule may be anything
+    reported = [row for row in run.rows(EVENTS) if row.get("kind") == "finding" and row.get("rule") not in rules]
     names = ("rule", "severity", "step", "message", "remedy", "show", "over")
     return {
-        "findings": found + [{name: row.get(name) for name in names} for row in told],
+        "findings": findings + [{name: row.get(name) for name in names} for row in reported],
         "verdict": asdict(checkup.verdict),
         "rules": [asdict(each) for each in checkup.rules],
         "unreadable": dict(checkup.unreadable),

@@ -20,10 +20,10 @@ from proximo.insight.folder import RunFolder, decoded
 from proximo.insight.lens.explanations import why as words_of
 from proximo.insight.lens.replay import FIVE, chosen, compared, own_name
 from proximo.insight.lens.states import TokenState
-from proximo.insight.lens.steps import Step
+from proximo.insight.lens.steps import StoredStep
 from proximo.insight.lens.turns import place_in_words, starts, transcript
 from proximo.insight.page.finding import found_in
-from proximo.insight.page.lenses import Kept, Look, introduced, label, looked, named_pass, told, whole
+from proximo.insight.page.lenses import Kept, Look, introduced, label, looked, named_pass, shown_algorithm, whole
 from proximo.insight.page.outline import outline
 from proximo.insight.page.summaries import summary
 from proximo.runs.ledger import LEDGER
@@ -73,11 +73,11 @@ def step(run: RunFolder, query: Mapping[str, str]) -> dict[str, Any]:
     known = summary(look)
     return {
         "step": look.step.number,
-        "algorithm": told(look),
+        "algorithm": shown_algorithm(look),
         "pass": look.number,
         "passes": look.step.passes,
         "value_only": look.step.is_value_only,
-        "updates": list(look.step.facts["updates"]),
+        "updates": list(look.step.metadata["updates"]),
         "ranges": known.ranges,
         "groups": known.groups,
         "rows": known.rows,
@@ -97,7 +97,7 @@ def group(run: RunFolder, query: Mapping[str, str]) -> dict[str, Any]:
     start, span = whole(query, "from", 0), max(BUDGET // len(rows), 1)
     prompt = look.step.prompt[members[0]]
     light = summary(look).rows
-    own = None if look.own else looked(run, query, own=True)
+    run_look = None if look.is_own else looked(run, query, as_run=True)
     return {
         "step": look.step.number,
         "group": number,
@@ -107,22 +107,22 @@ def group(run: RunFolder, query: Mapping[str, str]) -> dict[str, Any]:
         "messages": _messages(look.step.messages[members[0]]),
         "answer": look.step.answer[members[0]],
         "from": start,
-        "rows": [light[row] | _tokens(look, own, row, slice(start, start + span)) for row in rows],
+        "rows": [light[row] | _tokens(look, run_look, row, slice(start, start + span)) for row in rows],
     }
 
 
 def why(run: RunFolder, query: Mapping[str, str]) -> dict[str, Any]:
-    """In words: what happens to a token's gradient under the algorithm, and under the run's own if different."""
+    """Words on a token's gradient under the algorithm, and under the run's own if different."""
     look, row, token = looked(run, query), whole(query, "row"), whole(query, "token")
     if row >= len(look.step.batch) or token >= int(look.step.batch.lengths[row]):
         raise ValueError(f"row {row}, token {token}: step {look.step.number} has no such token")
-    found = {"words": words_of(look.step, look.seen, row, token)}
-    if place := place_in_words(look.step.turns[row], token):
-        found["turn"] = place
-    if not look.own:
-        own = looked(run, query, own=True)
-        found["own"] = words_of(own.step, own.seen, row, token)
-    return found
+    answer = {"words": words_of(look.step, look.seen, row, token)}
+    if turn := place_in_words(look.step.turns[row], token):
+        answer["turn"] = turn
+    if not look.is_own:
+        run_look = looked(run, query, as_run=True)
+        answer["own"] = words_of(run_look.step, run_look.seen, row, token)
+    return answer
 
 
 def lens(run: RunFolder, query: Mapping[str, str]) -> dict[str, Any]:
@@ -136,25 +136,25 @@ def lens(run: RunFolder, query: Mapping[str, str]) -> dict[str, Any]:
     return {"step": step.number, "pass": number, "table": [row | {"label": label(row["name"])} for row in table]}
 
 
-def _table(run: RunFolder, step: Step, number: int, names: Sequence[str]) -> list[dict[str, Any]]:
+def _table(run: RunFolder, step: StoredStep, number: int, names: Sequence[str]) -> list[dict[str, Any]]:
     """The rows, computed for a few algorithms at a time, since each holds the numbers of a whole step several times."""
-    found: dict[str, dict[str, Any]] = {}
+    by_name: dict[str, dict[str, Any]] = {}
     for start in range(0, len(names), AT_ONCE):
         algorithms = chosen(run.config, names[start : start + AT_ONCE])
         for row in compared(step, run.config, algorithms, number=number):
-            found.setdefault(row.name, row.to_dict())
-    return list(found.values())
+            by_name.setdefault(row.name, row.to_dict())
+    return list(by_name.values())
 
 
-def _tokens(look: Look, own: Look | None, row: int, stretch: slice) -> dict[str, Any]:
+def _tokens(look: Look, run_look: Look | None, row: int, stretch: slice) -> dict[str, Any]:
     """One completion's tokens with all known numbers."""
     step, stop = look.step, min(stretch.stop, int(look.step.batch.lengths[row]))
     stretch = slice(stretch.start, stop)
     first = int(step.layout.starts[row])
     places = slice(first + stretch.start, first + max(stretch.start, stop))
     arrays = look.tokens(places)
-    if own is not None:
-        arrays["own"] = own.seen.state[places]
+    if run_look is not None:
+        arrays["own"] = run_look.seen.state[places]
     pieces = step.pieces[row]
     specials = _special_tokens(pieces, step.turns[row], step.text[row])
     return {
@@ -162,7 +162,7 @@ def _tokens(look: Look, own: Look | None, row: int, stretch: slice) -> dict[str,
         "parts": {name[:TAIL]: part for name, part in list(step.parts[row].items())[:MAX_PARTS]},
         "pieces": [_cut(piece) for piece in pieces[stretch]],
         "turns": _turns(step.turns[row]),
-        "specials": [place - stretch.start for place in specials if stretch.start <= place < stop],
+        "specials": [index - stretch.start for index in specials if stretch.start <= index < stop],
         "arrays": {name: packed(tensor) for name, tensor in arrays.items()},
     }
 
@@ -203,27 +203,27 @@ def _special_tokens(pieces: Sequence[str], turns: Sequence[Turn], text: str) -> 
     texts: dict[tuple[int, int], str] = {}
     for start, turn in zip(starts(turns), turns, strict=True):
         texts[start, turn.end] = texts.get((start, turn.end), "") + turn.text
-    return [start + place for (start, end), text in texts.items() for place in _specials(pieces[start:end], text)]
+    return [start + index for (start, end), text in texts.items() for index in _specials(pieces[start:end], text)]
 
 
 def _specials(pieces: Sequence[str], text: str) -> list[int]:
     """Tokens that are not in the completion's text, such as end tokens. Parts of a character may be written differently
     there, so the next piece is searched as far ahead as the missed ones are long."""
-    found, place, missed = [], 0, 0
+    specials, position, missed = [], 0, 0
     for number, piece in enumerate(pieces):
-        start = text.find(piece, place, place + missed + len(piece))
+        start = text.find(piece, position, position + missed + len(piece))
         if start >= 0:
-            place, missed = start + len(piece), missed if piece == "" else 0
-        elif place == 0 and text.startswith(piece.lstrip(" ")):
-            place = len(piece.lstrip(" "))  # some tokenizers drop a space at the start of a text
+            position, missed = start + len(piece), missed if piece == "" else 0
+        elif position == 0 and text.startswith(piece.lstrip(" ")):
+            position = len(piece.lstrip(" "))  # some tokenizers drop a space at the start of a text
         else:
             missed += len(piece)
             if UNKNOWN not in piece:
-                found.append(number)
-    return found
+                specials.append(number)
+    return specials
 
 
-def _matches(step: Step, wanted: str) -> list[int]:
+def _matches(step: StoredStep, wanted: str) -> list[int]:
     """Rows whose prompt or completion contains a text, ignoring case."""
     wanted = wanted.casefold()
     prompts = {prompt: wanted in prompt.casefold() for prompt in set(step.prompt)}
@@ -237,13 +237,13 @@ def _matches(step: Step, wanted: str) -> list[int]:
 
 def _elsewhere(run: RunFolder, problem: str) -> list[dict[str, Any]]:
     """The steps at which a problem was answered, from the ledger, with the rewards of its completions."""
-    found = []
+    groups = []
     for number in sorted(set(run.steps()) & set(_drawn(run, problem)))[-MAX_FOUND:]:
         for group_number, got in sorted(_rewards(run, number, problem).items()):
             scored = [reward for reward in got if math.isfinite(reward)]
             mean = sum(scored) / len(scored) if scored else None
-            found.append({"step": number, "group": group_number, "reward": mean, "rows": len(got)})
-    return found
+            groups.append({"step": number, "group": group_number, "reward": mean, "rows": len(got)})
+    return groups
 
 
 def _drawn(run: RunFolder, problem: str) -> Iterator[int]:

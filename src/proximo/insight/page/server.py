@@ -18,7 +18,7 @@ from proximo.insight.folder import RunFolder
 from proximo.insight.page import overview, reader, timeline
 from proximo.insight.page.connections import HEADER_SECONDS, server_of
 from proximo.insight.page.files import page_files
-from proximo.insight.page.guarding import Guard
+from proximo.insight.page.guarding import PageGuard
 from proximo.insight.page.overview import Runs
 from proximo.system.lines import plain
 from proximo.system.safe_text import visible
@@ -65,7 +65,7 @@ def application(root: Path, *, token: str, port: int, load_code: bool = False) -
     routes += [Route(path, file) for path in files]
     inner = Starlette(routes=routes, exception_handlers={404: lambda request, error: _error(404, "nothing is here")})
     inner.router.redirect_slashes = False
-    return Guard(inner, port=port, token=token, open_paths=files)
+    return PageGuard(inner, port=port, token=token, open_paths=files)
 
 
 def bind(port: int) -> socket.socket:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from proximo.insight.lens.layout import Layout
+from proximo.insight.lens.layout import TokenLayout
 from proximo.insight.lens.states import TokenState, is_blocked
 from proximo.insight.lens.threads import computed
 from proximo.insight.lens.turns import counted, transcript
@@ -49,10 +49,10 @@ def summary(look: Look) -> Summary:
         blocks = list(computed(partial(_block, look, apart), layout.blocks(), threads=not layout.is_small))
         rows = _rows(look, {name: torch.cat([each[name] for each, _ in blocks]) for name in blocks[0][0]})
         some = {name: torch.cat([each[name] for _, each in blocks]) for name in blocks[0][1]}
-        found = Summary(rows, _groups(look, rows), _ranges(some))
+        summarised = Summary(rows, _groups(look, rows), _ranges(some))
         if layout.total > MANY:
             return_free_memory()  # of reading and computing the step, before groups of it are opened
-        return found
+        return summarised
 
     return _summaries.get(look.step, (look.name, look.number), made)
 
@@ -60,32 +60,32 @@ def summary(look: Look) -> Summary:
 def _block(look: Look, apart: int, rows: slice) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Numbers of each of some rows, and the values of some of their tokens. All tokens' values at once would take as
     much memory as the step."""
-    layout = Layout(look.step.layout.lengths[rows])
+    layout = TokenLayout(look.step.layout.lengths[rows])
     first = int(look.step.layout.starts[rows.start]) if layout.total else 0
     part = slice(first, first + layout.total)
     tokens, each = look.tokens(part), _Each(layout)
     takes = tokens["state"] > TokenState.IDLE
     pushes = takes & (tokens["advantage"] != 0)
     nothing = torch.full((len(layout.lengths),), math.nan)
-    found = {
+    reductions = {
         "pushing": each.sum(pushes),
         "blocked": each.sum(pushes & is_blocked(tokens["state"])),
         "advantage_mean": each.mean(tokens["advantage"], takes),
-        "ratio_most": each.most(tokens["ratio"].log(), takes).exp(),
+        "ratio_most": each.farthest(tokens["ratio"].log(), takes).exp(),
         "entropy_mean": each.mean(tokens["entropy"]) if "entropy" in tokens else nothing,
-        "gap_most": each.most(tokens["gap"]),
+        "gap_most": each.farthest(tokens["gap"]),
         "kl_mean": each.mean(tokens["kl"]) if "kl" in tokens else nothing,
     }
-    return found, {name: values[-first % apart :: apart].clone() for name, values in tokens.items()}
+    return reductions, {name: values[-first % apart :: apart].clone() for name, values in tokens.items()}
 
 
-def _rows(look: Look, found: dict[str, Tensor]) -> list[dict[str, Any]]:
+def _rows(look: Look, reductions: dict[str, Tensor]) -> list[dict[str, Any]]:
     step, batch = look.step, look.step.batch
-    pushing, blocked = found.pop("pushing"), found.pop("blocked")
-    columns = {"reward": batch.rewards, "outcome": batch.outcome, "blocked_share": blocked / pushing, **found}
+    pushing, blocked = reductions.pop("pushing"), reductions.pop("blocked")
+    columns = {"reward": batch.rewards, "outcome": batch.outcome, "blocked_share": blocked / pushing, **reductions}
     values = {name: numbers(tensor) for name, tensor in columns.items()}
     episodes = [counted(turns) for turns in step.turns]
-    facts = {
+    known = {
         "group": batch.group.tolist(),
         "sibling": step.sibling,
         "fate": step.state,
@@ -98,38 +98,38 @@ def _rows(look: Look, found: dict[str, Tensor]) -> list[dict[str, Any]]:
         "pushing": pushing.long().tolist(),
         "blocked": blocked.long().tolist(),
     }
-    columns = facts | values
+    columns = known | values
     return [{"row": row} | {name: column[row] for name, column in columns.items()} for row in range(len(batch))]
 
 
 class _Each:
     """Reductions over each row's tokens, which are stored consecutively. NaN is left out."""
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout: TokenLayout) -> None:
         self._lengths, self._some = layout.lengths, layout.lengths > 0
         self._starts, self._whole = layout.starts[self._some].numpy(), bool(self._some.all())
 
     def _reduced(self, over: np.ufunc, values: Tensor) -> Float[Tensor, " B"]:
-        found = torch.zeros(len(self._some), dtype=torch.float64)
+        result = torch.zeros(len(self._some), dtype=torch.float64)
         if len(self._starts):
             reduced = torch.from_numpy(over.reduceat(values.numpy(), self._starts, dtype=np.float64))
             if self._whole:
                 return reduced
-            found[self._some] = reduced
-        return found
+            result[self._some] = reduced
+        return result
 
     def sum(self, values: Tensor) -> Float[Tensor, " B"]:
         return self._reduced(np.add, values)
 
     def mean(self, values: Tensor, where: Tensor | None = None) -> Float[Tensor, " B"]:
         if where is None or bool(where.all()):
-            found = self.sum(values)
-            if bool(found.isfinite().all()):  # then so is each value
-                return found / self._lengths
+            total = self.sum(values)
+            if bool(total.isfinite().all()):  # then so is each value
+                return total / self._lengths
         known = values.isfinite() if where is None else where & values.isfinite()
         return self.sum(torch.where(known, values, 0.0)) / self.sum(known)
 
-    def most(self, values: Tensor, where: Tensor | None = None) -> Float[Tensor, " B"]:
+    def farthest(self, values: Tensor, where: Tensor | None = None) -> Float[Tensor, " B"]:
         """The value farthest from 0; NaN if there is none."""
         if where is None or bool(where.all()):
             high, low = self._reduced(np.maximum, values), self._reduced(np.minimum, values)
@@ -171,30 +171,30 @@ def _end(text: str) -> str:
 
 
 def _fate(look: Look, rows: list[dict[str, Any]], scored: list[float]) -> tuple[str, str]:
-    """What happens to a group under the algorithm, and why, if it has no gradient."""
+    """The fate of a group under the algorithm, and the reason if it has no gradient."""
     equal = f": every reward is {scored[0]:g}" if scored and max(scored) == min(scored) else ""
     if not scored:
         return "unscored", "unscored: no grader could judge it"
     if all(row["fate"] != "trained" for row in rows):
         return "dropped", f"dropped before training{equal}"
-    own = [look.step.layout.of(row["row"]) for row in rows]
-    if not any((look.seen.state[places] > TokenState.IDLE).any() for places in own):
+    slices = [look.step.layout.of(row["row"]) for row in rows]
+    if not any((look.seen.state[places] > TokenState.IDLE).any() for places in slices):
         return "dropped", _left_out(look, rows, equal)
-    if not any(look.seen.advantages[places].any() for places in own):
+    if not any(look.seen.advantages[places].any() for places in slices):
         return "dead", f"dead{equal or ': every advantage is 0'}"
     missing = len(rows) - len(scored)
     return "trained", f"{missing} unscored" if missing else ""
 
 
 def _left_out(look: Look, rows: list[dict[str, Any]], equal: str) -> str:
-    """Why no token of a group is in an update."""
+    """Reason why no token of a group is in an update."""
     if look.step.is_value_only or not look.step.passes:
         return "no update of the policy"
     if not KeepTraits.read(look.seen.algorithm.keep).truncated and all(
         row["truncated"] for row in rows if row["fate"] == "trained"
     ):
         return "all completions are truncated and left out of the loss"
-    return f"dropped{equal}" if look.own else f"{label(look.name)} would drop it{equal}"
+    return f"dropped{equal}" if look.is_own else f"{label(look.name)} would drop it{equal}"
 
 
 def _ranges(tokens: Mapping[str, Tensor]) -> dict[str, list[float | None]]:
@@ -206,7 +206,7 @@ def _ranges(tokens: Mapping[str, Tensor]) -> dict[str, list[float | None]]:
 
     stretch = _quantile(tokens["ratio"].log().abs()[takes], 0.99)
     deepest = _quantile(-tokens["current"], 0.98)
-    found = {
+    ranges = {
         "advantage": _both(size("advantage", 1.0)),
         "ratio": [None, None] if stretch is None else [math.exp(-stretch), math.exp(stretch)],
         "gradient": _both(size("gradient")),
@@ -215,7 +215,7 @@ def _ranges(tokens: Mapping[str, Tensor]) -> dict[str, list[float | None]]:
         "gap": _both(_quantile(tokens["gap"].abs(), 0.98)),
         "kl": [0.0, _quantile(tokens["kl"], 0.98) if "kl" in tokens else None],
     }
-    return {name: pair if None not in pair else [None, None] for name, pair in found.items()}
+    return {name: pair if None not in pair else [None, None] for name, pair in ranges.items()}
 
 
 def _both(value: float | None) -> list[float | None]:
@@ -232,14 +232,14 @@ def _quantile(values: Float[Tensor, " N"], part: float) -> float | None:
 
 
 def _twins(look: Look) -> list[int | None]:
-    """For each row, another row of its group with the same completion, if any."""
+    """The twin of each row: another row of its group with the same completion, if any."""
     rows: dict[tuple[int, str], list[int]] = defaultdict(list)
     groups, sibling = look.step.batch.group.tolist(), look.step.sibling
     texts = [transcript(turns) or text for turns, text in zip(look.step.turns, look.step.text, strict=True)]
     for row, text in enumerate(texts):
         rows[groups[row], text].append(sibling[row])
-    found = []
+    twins = []
     for row, text in enumerate(texts):
         others = [each for each in rows[groups[row], text] if each != sibling[row]]
-        found.append(others[0] if others else None)
-    return found
+        twins.append(others[0] if others else None)
+    return twins

@@ -1,4 +1,4 @@
-"""What the page draws of a step's time: lanes of the learner, the sampler, ranks and engines, and the queue."""
+"""A step's time as the page draws it: lanes of the learner, the sampler, ranks and engines, and the queue."""
 
 import re
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from proximo.runs.health.history import is_step
 from proximo.runs.health.timeline import ENGINE, LEARNER, RANK, SAMPLER, Bar, bars, covered
 
 WAITING = "wait"
-"""What the learner does in its rollout phase while others sample."""
+"""Kind of the learner's bar in its rollout phase while others sample."""
 QUEUE = ("waiting", "in_flight", "graded")
 MAX_BARS = 5000
 """Maximum number of bars that are sent for a step."""
@@ -33,11 +33,11 @@ def timeline(run: RunFolder, query: Mapping[str, str]) -> dict[str, Any]:
 
 def gantt(row: Mapping[str, Any]) -> dict[str, Any]:
     """A row of timeline.jsonl as lanes with bars, with the seconds that each lane was idle."""
-    found = list(bars(row))[:MAX_BARS]
-    names = sorted({bar.lane for bar in found}, key=_order)
-    do_others_sample = any(bar.kind == "sample" and bar.lane != LEARNER for bar in found)
+    drawn = list(bars(row))[:MAX_BARS]
+    names = sorted({bar.lane for bar in drawn}, key=_order)
+    do_others_sample = any(bar.kind == "sample" and bar.lane != LEARNER for bar in drawn)
     lanes = [
-        _lane(name, [bar for bar in found if bar.lane == name], row["seconds"], do_others_sample) for name in names
+        _lane(name, [bar for bar in drawn if bar.lane == name], row["seconds"], do_others_sample) for name in names
     ]
     return {
         "began": row.get("began") if is_number(row.get("began")) else None,
@@ -49,28 +49,28 @@ def gantt(row: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _lane(name: str, own: list[Bar], seconds: float, do_others_sample: bool) -> dict[str, Any]:
+def _lane(name: str, lane_bars: list[Bar], seconds: float, do_others_sample: bool) -> dict[str, Any]:
     def kind(bar: Bar) -> str:
         return WAITING if do_others_sample and (bar.lane, bar.kind) == (LEARNER, "rollout") else bar.kind
 
-    idle = seconds - covered(own, *({bar.kind for bar in own if kind(bar) != WAITING}))
-    drawn = [[kind(bar), bar.start, bar.end, bar.numbers] for bar in sorted(own, key=lambda bar: bar.start)]
+    idle = seconds - covered(lane_bars, *({bar.kind for bar in lane_bars if kind(bar) != WAITING}))
+    drawn = [[kind(bar), bar.start, bar.end, bar.numbers] for bar in sorted(lane_bars, key=lambda bar: bar.start)]
     return {"name": name, "bars": drawn, "idle": round(max(idle, 0.0), 4)}
 
 
 def _order(lane: str) -> tuple[int, int, str]:
     """Learner, sampler, ranks and engines by their numbers, then what is unknown."""
-    for place, pattern in enumerate((re.compile(LEARNER), re.compile(SAMPLER), RANK, ENGINE)):
+    for rank, pattern in enumerate((re.compile(LEARNER), re.compile(SAMPLER), RANK, ENGINE)):
         if match := pattern.fullmatch(lane):
-            return place, int(match[1]) if match.groups() else 0, lane
+            return rank, int(match[1]) if match.groups() else 0, lane
     return 4, 0, lane
 
 
 def _counts(value: object) -> dict[str, int]:
     """Numbers by number: groups by version, or by age in updates."""
     known = value.items() if isinstance(value, dict) else ()
-    found = {int(key): int(count) for key, count in known if key.lstrip("-").isdecimal() and is_number(count)}
-    return {str(key): found[key] for key in sorted(found)}
+    counts = {int(key): int(count) for key, count in known if key.lstrip("-").isdecimal() and is_number(count)}
+    return {str(key): counts[key] for key in sorted(counts)}
 
 
 def _stamp(path: Path) -> tuple[int, int]:
@@ -84,5 +84,5 @@ def _stamp(path: Path) -> tuple[int, int]:
 @lru_cache(maxsize=2)
 def _rows(folder: Path, stamp: tuple[int, int]) -> dict[int, dict[str, Any]]:
     """The last row of each step, until the file changes."""
-    found = RunFolder(folder).rows(TIMELINE)
-    return {row["step"]: row for row in found if is_step(row.get("step")) and is_number(row.get("seconds"))}
+    rows = RunFolder(folder).rows(TIMELINE)
+    return {row["step"]: row for row in rows if is_step(row.get("step")) and is_number(row.get("seconds"))}

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from proximo.insight.charts.pages import Html, number, table, text
 from proximo.insight.reading import is_number
-from proximo.insight.report.facts import Facts
 from proximo.insight.report.problems import Pair, ShownCompletion, ShownProblem, extremes
+from proximo.insight.report.run_details import RunDetails
 from proximo.system.safe_text import visible
 
 MAX_TEXT, LINE, HALF = 2000, 110, 40
@@ -25,8 +25,8 @@ class Block:
     problems: Sequence[Answered]
 
 
-def completions(facts: Facts) -> str:
-    return _blocks(_held_out(facts.pairs)) + _rollouts(facts)
+def completions(details: RunDetails) -> str:
+    return _blocks(_held_out(details.pairs)) + _rollouts(details)
 
 
 def _blocks(blocks: Sequence[Block]) -> str:
@@ -58,10 +58,10 @@ def _held_out(pairs: Sequence[Pair]) -> list[Block]:
     return [
         Block(
             title,
-            f"{min(most, len(found))} of {len(found)} held-out problems",
-            [(pair.problem, [("before", pair.before), ("after", pair.after)]) for pair in found[:most]],
+            f"{min(limit, len(members))} of {len(members)} held-out problems",
+            [(pair.problem, [("before", pair.before), ("after", pair.after)]) for pair in members[:limit]],
         )
-        for title, found, most in kinds
+        for title, members, limit in kinds
     ]
 
 
@@ -69,12 +69,12 @@ def _gain(pair: Pair) -> float:
     return pair.after.outcome - pair.before.outcome
 
 
-def _rollouts(facts: Facts) -> str:
+def _rollouts(details: RunDetails) -> str:
     """The best and the worst completions by reward, of the first and the last step."""
-    blocks, complaints, steps = [], "", facts.run.steps()
+    blocks, complaints, steps = [], "", details.run.steps()
     for step in dict.fromkeys(steps[:1] + steps[-1:]):
         try:
-            best, worst = extremes(facts.run.step(step), ROLLOUTS)
+            best, worst = extremes(details.run.step(step), ROLLOUTS)
         except ValueError as error:  # damaged, or of another version: show the rest of the page
             complaints += f'<p class="warn">Rollouts of step {step} cannot be shown: {text(error)}</p>\n'
             continue
@@ -120,23 +120,23 @@ def _cards(problems: Sequence[Answered]) -> str:
 
 def _verdict(completion: ShownCompletion) -> str:
     right = "good" if completion.outcome >= 1 else "bad"
-    facts = [
+    notes = [
         f'<span class="{right}">outcome {number(completion.outcome)}</span>'
         if is_number(completion.outcome)
         else "unscored"
     ]
     if is_number(completion.reward) and completion.reward != completion.outcome:
-        facts.append(f"reward {number(completion.reward)}")
-    facts += [f"{text(visible(part, 40))} {number(value)}" for part, value in completion.parts.items()]
-    facts += [
+        notes.append(f"reward {number(completion.reward)}")
+    notes += [f"{text(visible(part, 40))} {number(value)}" for part, value in completion.parts.items()]
+    notes += [
         f"{completion.tokens} tokens",
         *(["truncated"] if completion.truncated else []),
         *([text(completion.note)] if completion.note else []),
     ]
-    return f'<span class="verdict">{" · ".join(facts)}</span>'
+    return f'<span class="verdict">{" · ".join(notes)}</span>'
 
 
-def _box(tag: str, content: str, most: int = MAX_TEXT) -> str:
+def _box(tag: str, content: str, max_length: int = MAX_TEXT) -> str:
     """Text isolated so that right-to-left writing stays inside."""
-    shown = text(visible(content, most)) if content else '<i class="faint">empty</i>'
+    shown = text(visible(content, max_length)) if content else '<i class="faint">empty</i>'
     return f'<{tag} class="box"><bdi>{shown}</bdi></{tag}>'

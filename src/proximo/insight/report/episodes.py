@@ -11,7 +11,7 @@ from proximo.insight.charts.pages import number, table, text
 from proximo.insight.folder import RunFolder
 from proximo.insight.lens.turns import REPLY, counted, read_turns
 from proximo.insight.reading import Row, is_number, real
-from proximo.insight.report.facts import Facts
+from proximo.insight.report.run_details import RunDetails
 from proximo.runs.rollout_files import read_columns
 from proximo.system.safe_text import visible
 from proximo.types import Turn
@@ -42,21 +42,21 @@ class EpisodeStep:
     slowest: float | None
     """Seconds of the longest."""
     reasons: dict[str, int]
-    """What failed, and how often."""
+    """Reasons of failures, with the number of each."""
 
 
-def episode_steps(facts: Facts) -> list[EpisodeStep]:
+def episode_steps(details: RunDetails) -> list[EpisodeStep]:
     """Some steps of the run, evenly spaced, the first and the last among them; empty if it has no turns."""
-    steps = facts.run.steps()
+    steps = details.run.steps()
     apart = max(math.ceil((len(steps) - 1) / (MAX_STEPS - 1)), 1)
-    spent = {row.get("step"): row for row in facts.timings}
-    found = []
+    spent = {row.get("step"): row for row in details.timings}
+    shown = []
     for step in sorted({*steps[::apart], *steps[-1:]}):
-        if episodes := [turns for turns in _turns(facts.run, step) if turns]:
-            found.append(_counted(step, episodes, spent.get(step, {})))
-        elif not found:  # a run either has turns or not
+        if episodes := [turns for turns in _turns(details.run, step) if turns]:
+            shown.append(_counted(step, episodes, spent.get(step, {})))
+        elif not shown:  # a run either has turns or not
             break
-    return found
+    return shown
 
 
 def _turns(run: RunFolder, step: int) -> list[tuple[Turn, ...]]:
@@ -72,18 +72,18 @@ def _counted(step: int, episodes: Sequence[Sequence[Turn]], times: Row) -> Episo
     counts, many = [counted(turns) for turns in episodes], len(episodes)
     earned: dict[int, list[float]] = defaultdict(list)
     for turns in episodes:
-        for place, turn in enumerate(turn for turn in turns if turn.role == REPLY):
+        for index, turn in enumerate(turn for turn in turns if turn.role == REPLY):
             if turn.reward is not None and math.isfinite(turn.reward):
-                earned[place].append(turn.reward)
-    most = max(each.replies for each in counts)
+                earned[index].append(turn.reward)
+    max_replies = max(each.replies for each in counts)
     return EpisodeStep(
         step=step,
         episodes=many,
         replies=sum(each.replies for each in counts) / many,
-        most_replies=most,
+        most_replies=max_replies,
         calls=sum(each.calls for each in counts) / many,
         failed=sum(each.failed for each in counts) / many,
-        earned=[sum(earned[place]) / len(earned[place]) if earned[place] else None for place in range(most)],
+        earned=[sum(earned[index]) / len(earned[index]) if earned[index] else None for index in range(max_replies)],
         seconds=_mean_seconds(times),
         slowest=real(times.get("episode_slowest")) if is_number(times.get("episode_slowest")) else None,
         reasons=dict(Counter(turn.failed for turns in episodes for turn in turns if turn.failed).most_common()),
@@ -91,16 +91,16 @@ def _counted(step: int, episodes: Sequence[Sequence[Turn]], times: Row) -> Episo
 
 
 def _mean_seconds(times: Row) -> float | None:
-    """Of the episodes that were played for a step."""
+    """Mean seconds of the episodes that were played for a step."""
     count = times.get("episode_count")
     if not is_number(count) or not count or not is_number(times.get("episode_seconds")):
         return None
     return real(times["episode_seconds"]) / real(count)
 
 
-def episodes(facts: Facts) -> str:
+def episodes(details: RunDetails) -> str:
     """The section of the page; empty where completions are single replies."""
-    steps = episode_steps(facts)
+    steps = episode_steps(details)
     if not steps:
         return ""
     heads = ["step", "episodes", "replies", "most", "calls", "failed", "seconds", "longest", "earned by reply 1, 2, …"]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from proximo.insight.charts.bars import interval_chart
 from proximo.insight.charts.pages import Html, anchor, number, text
 from proximo.insight.reading import Row, is_number, real
-from proximo.insight.report.facts import Facts
+from proximo.insight.report.run_details import RunDetails
 from proximo.insight.report.summary import changes, first_and_last, sign_test
 from proximo.runs.forking import parent_of
 from proximo.system.safe_text import visible
@@ -19,55 +19,57 @@ MAX_TEXT = 200
 COLOURS = {"finished": "good", "running": "warn", "stopped": "bad"}
 
 
-def head(facts: Facts, titles: Sequence[str]) -> Html:
+def head(details: RunDetails, titles: Sequence[str]) -> Html:
     """The head of the page; `titles` are those of the sections that follow."""
     links = " ".join(f'<a href="#{anchor(title)}">{text(title)}</a>' for title in titles)
-    config, parent = facts.config, parent_of(facts.run.path, facts.record)
+    config, parent = details.config, parent_of(details.run.path, details.record)
     line = [
-        facts.algorithm_name or " ".join(facts.command),
+        details.algorithm_name or " ".join(details.command),
         None if config is None else type(config.task).__name__,
-        facts.model,
+        details.model,
         None if config is None else f"seed {config.seed}",
-        facts.attempts[0].get("started") if facts.attempts else None,
+        details.attempts[0].get("started") if details.attempts else None,
         None if parent is None else f"fork of {parent[0].name} after step {parent[1]}",
     ]
     what = " · ".join(f"<bdi>{text(visible(str(each), MAX_TEXT))}</bdi>" for each in line if each)
     return Html(
-        f"<header>\n<h1><bdi>{text(facts.run.name)}</bdi> "
-        f'<span class="badge {COLOURS[facts.state]}">{facts.state}</span></h1>\n'
+        f"<header>\n<h1><bdi>{text(details.run.name)}</bdi> "
+        f'<span class="badge {COLOURS[details.state]}">{details.state}</span></h1>\n'
         f'<p class="faint">{what}</p>\n<nav>{links}</nav>\n</header>\n'
-        f"<section>\n{_verdict(facts)}{_standing(facts)}{_result(facts)}{_tiles(facts)}</section>\n"
+        f"<section>\n{_verdict(details)}{_standing(details)}{_result(details)}{_tiles(details)}</section>\n"
     )
 
 
-def _verdict(facts: Facts) -> str:
+def _verdict(details: RunDetails) -> str:
     """The sentence that doctor and page show, too."""
-    found = facts.checkup.verdict
-    tone = "" if found.tone == "plain" else f" {found.tone}"
-    word, rest = text(found.word), text(found.sentence.removeprefix(found.word))
+    verdict = details.checkup.verdict
+    tone = "" if verdict.tone == "plain" else f" {verdict.tone}"
+    word, rest = text(verdict.word), text(verdict.sentence.removeprefix(verdict.word))
     return f'<p class="lead"><b class="word{tone}">{word}</b>{rest}</p>\n'
 
 
-def _standing(facts: Facts) -> str:
-    """For an unfinished run: its state and progress."""
-    if facts.state == "finished":
+def _standing(details: RunDetails) -> str:
+    """State and progress of an unfinished run."""
+    if details.state == "finished":
         return ""
-    of = "" if facts.config is None else f" of {facts.config.steps}"
-    done = f"{facts.steps_done}{of} steps are done" if facts.steps_done else "no step is finished yet"
-    if facts.state == "running":
-        sentence = f"Still running on {facts.moment:%Y-%m-%d %H:%M:%S}: {done}. Create this page again for later steps."
+    of = "" if details.config is None else f" of {details.config.steps}"
+    done = f"{details.steps_done}{of} steps are done" if details.steps_done else "no step is finished yet"
+    if details.state == "running":
+        sentence = (
+            f"Still running on {details.moment:%Y-%m-%d %H:%M:%S}: {done}. Create this page again for later steps."
+        )
     else:
-        how = f" ({visible(facts.ended, 2 * MAX_TEXT)})" if facts.ended else ""
+        how = f" ({visible(details.ended, 2 * MAX_TEXT)})" if details.ended else ""
         sentence = f"It ended early{how}: {done}. The command that started it resumes it."
     return f'<p class="warn">{text(sentence)}</p>\n'
 
 
-def _result(facts: Facts) -> str:
+def _result(details: RunDetails) -> str:
     """Held-out results before and after, with the sign test."""
-    before, after = (_Shares.of(row) for row in first_and_last(facts))
+    before, after = (_Shares.of(row) for row in first_and_last(details))
     if before is None or after is None:
         return ""
-    better, worse = changes(facts.pairs)
+    better, worse = changes(details.pairs)
     verdict = ""
     if better or worse:
         chance = sign_test(better, worse)
@@ -76,12 +78,12 @@ def _result(facts: Facts) -> str:
             f" Of the answers to the same problems {better} became better and {worse} worse: {judged} "
             f"(sign test, p {'< 0.001' if chance < 0.001 else f'= {chance:.2g}'})."
         )
-    where = "" if facts.state == "finished" else f" after step {after.step}"
+    where = "" if details.state == "finished" else f" after step {after.step}"
     sentence = f"Held-out {_measured(before, after)}{where}, on {after.problems} problems.{verdict}"
     rows = [(name, each.accuracy, each.low, each.high) for name, each in (("before", before), ("after", after))]
-    rows += _of_sources(*first_and_last(facts))
+    rows += _of_sources(*first_and_last(details))
     chart = interval_chart("Held-out accuracy", rows, unit="greedy, 95 % intervals")
-    note = f'<p class="faint">{text(facts.checkup.verdict.note)}</p>'
+    note = f'<p class="faint">{text(details.checkup.verdict.note)}</p>'
     return f'<div class="result"><div><p>{text(sentence)}</p>\n{note}</div>\n<div>{chart}</div></div>\n'
 
 
@@ -89,8 +91,8 @@ def _of_sources(before: Row | None, after: Row | None) -> list[tuple[str, float,
     """The same of each source, where held-out problems come from several."""
     names = [name.removesuffix("/accuracy") for name in after or () if name.endswith("/accuracy")]
     sides = (("before", before), ("after", after))
-    found = [(f"{name} {when}", _Shares.of(row, f"{name}/")) for name in names for when, row in sides]
-    return [(visible(name, MAX_TEXT), each.accuracy, each.low, each.high) for name, each in found if each is not None]
+    shares = [(f"{name} {when}", _Shares.of(row, f"{name}/")) for name in names for when, row in sides]
+    return [(visible(name, MAX_TEXT), each.accuracy, each.low, each.high) for name, each in shares if each is not None]
 
 
 @dataclass(frozen=True)
@@ -106,7 +108,7 @@ class _Shares:
 
     @classmethod
     def of(cls, row: Row | None, prefix: str = "") -> "_Shares | None":
-        """None if there is no accuracy, as for other stages. `prefix`: of one source."""
+        """Shares of a row; None if it has no accuracy, as for other stages. `prefix`: of one source."""
         if row is None or not is_number(row.get(f"{prefix}accuracy")):
             return None
         values = [real(row.get(f"{prefix}{name}")) for name in ("accuracy", "low", "high", "outcome")]
@@ -128,22 +130,22 @@ def _way(difference: float) -> str:
     return "rose from" if difference > 0 else "fell from" if difference < 0 else "went from"
 
 
-def _tiles(facts: Facts) -> str:
-    of = "" if facts.config is None else f"of {facts.config.steps:,}"
-    seconds, tokens = facts.seconds, facts.generated
+def _tiles(details: RunDetails) -> str:
+    of = "" if details.config is None else f"of {details.config.steps:,}"
+    seconds, tokens = details.seconds, details.generated
     speed = f"{number(round(tokens / seconds))} a second" if tokens and seconds else ""
     tiles = [
-        ("steps", f"{facts.steps_done:,}", of),
+        ("steps", f"{details.steps_done:,}", of),
         ("tokens generated", "" if tokens is None else f"{tokens:,}", speed),
         (
             "time",
             "" if seconds is None else duration(seconds),
-            f"in {len(facts.attempts)} attempts" if len(facts.attempts) > 1 else "",
+            f"in {len(details.attempts)} attempts" if len(details.attempts) > 1 else "",
         ),
         (
             "findings",
-            str(len(facts.findings)),
-            ", ".join(dict.fromkeys(each.finding.severity for each in facts.findings)),
+            str(len(details.findings)),
+            ", ".join(dict.fromkeys(each.finding.severity for each in details.findings)),
         ),
     ]
     cells = "".join(

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from proximo.insight.lens.steps import Step
+from proximo.insight.lens.steps import StoredStep
 from proximo.insight.lens.turns import transcript
 from proximo.insight.reading import Row, is_number, real
 from proximo.rl.config import RunConfig
@@ -26,7 +26,7 @@ class ShownCompletion:
     truncated: bool
     parts: Mapping[str, float]
     note: str = ""
-    """Where to find it, or what happened to it."""
+    """Row and state of a rollout; empty for a held-out answer."""
 
 
 @dataclass(frozen=True)
@@ -52,8 +52,8 @@ def held_out_pairs(result: Row | None, config: RunConfig | None) -> list[Pair]:
     examples = result.get("examples") if result else None
     pairs = [pair for pair in examples if _is_pair(pair)] if isinstance(examples, list) else []
     known = {} if config is None or not pairs else _problems(config, len(pairs))
-    found = [Pair(_problem(before, known), _completion(before), _completion(after)) for before, after in pairs]
-    return [pair for pair in found if math.isfinite(pair.before.outcome) and math.isfinite(pair.after.outcome)]
+    answered = [Pair(_problem(before, known), _completion(before), _completion(after)) for before, after in pairs]
+    return [pair for pair in answered if math.isfinite(pair.before.outcome) and math.isfinite(pair.after.outcome)]
 
 
 def _problems(config: RunConfig, count: int) -> dict[str, Problem]:
@@ -68,27 +68,27 @@ def _problems(config: RunConfig, count: int) -> dict[str, Problem]:
     return {problem.id: problem for problem in problems}
 
 
-def _is_pair(facts: Any) -> bool:
-    sides = facts if isinstance(facts, list) and len(facts) == 2 else [None]
+def _is_pair(pair: Any) -> bool:
+    sides = pair if isinstance(pair, list) and len(pair) == 2 else [None]
     return all(isinstance(each, dict) and "text" in each and "problem" in each for each in sides)
 
 
-def _problem(facts: Mapping[str, Any], known: Mapping[str, Problem]) -> ShownProblem:
-    name = str(facts["problem"])
+def _problem(example: Mapping[str, Any], known: Mapping[str, Problem]) -> ShownProblem:
+    name = str(example["problem"])
     problem = known.get(name)
     if problem is None:
         return ShownProblem(name, "", "")
     return ShownProblem(name, prompt_text(problem), "" if problem.answer is None else str(problem.answer))
 
 
-def _completion(facts: Mapping[str, Any]) -> ShownCompletion:
-    parts, outcome = facts.get("parts"), facts.get("outcome")
+def _completion(example: Mapping[str, Any]) -> ShownCompletion:
+    parts, outcome = example.get("parts"), example.get("outcome")
     return ShownCompletion(
-        text=str(facts["text"]),
+        text=str(example["text"]),
         outcome=real(outcome),
         reward=math.nan,
-        tokens=_num_sampled(facts.get("tokens"), facts.get("sampled")),
-        truncated=facts.get("finish") == "length",
+        tokens=_num_sampled(example.get("tokens"), example.get("sampled")),
+        truncated=example.get("finish") == "length",
         parts=_numbers(parts) if isinstance(parts, dict) else {},
     )
 
@@ -100,7 +100,7 @@ def _num_sampled(tokens: Any, sampled: Any) -> int:
 
 
 def extremes(
-    step: Step, count: int
+    step: StoredStep, count: int
 ) -> tuple[list[tuple[ShownProblem, ShownCompletion]], list[tuple[ShownProblem, ShownCompletion]]]:
     """The best and the worst completions of a step by reward, without overlap."""
     best = _ranked(step, -1)[:count]
@@ -108,12 +108,12 @@ def extremes(
     return [_row(step, row) for row in best], [_row(step, row) for row in worst]
 
 
-def _ranked(step: Step, sign: int) -> list[int]:
+def _ranked(step: StoredStep, sign: int) -> list[int]:
     """Scored rows by sign · reward, lowest first. Among equal ones, one per problem before others of the same; equal
     answers to a problem are listed once."""
     keys, seen, times = [], set[tuple[str, str]](), Counter[tuple[str, float]]()
     for row, reward in enumerate(step.batch.rewards.tolist()):
-        problem, answer = step.problem[row], _said(step, row)
+        problem, answer = step.problem[row], _completion_text(step, row)
         if math.isfinite(reward) and (problem, answer) not in seen:
             seen.add((problem, answer))
             keys.append((sign * reward, times[problem, reward], row))
@@ -121,15 +121,15 @@ def _ranked(step: Step, sign: int) -> list[int]:
     return [row for *_, row in sorted(keys)]
 
 
-def _said(step: Step, row: int) -> str:
+def _completion_text(step: StoredStep, row: int) -> str:
     """A completion; all turns of an episode."""
     return transcript(step.turns[row]) or step.text[row]
 
 
-def _row(step: Step, row: int) -> tuple[ShownProblem, ShownCompletion]:
+def _row(step: StoredStep, row: int) -> tuple[ShownProblem, ShownCompletion]:
     batch = step.batch
     completion = ShownCompletion(
-        text=_said(step, row),
+        text=_completion_text(step, row),
         outcome=float(batch.outcome[row]),
         reward=float(batch.rewards[row]),
         tokens=int(batch.sampled[step.layout.of(row)].sum()),

@@ -8,7 +8,7 @@ from proximo.algorithms import explain
 from proximo.algorithms.explain import Card
 from proximo.insight.charts.pages import Html, table, text
 from proximo.insight.reading import is_number
-from proximo.insight.report.facts import Facts
+from proximo.insight.report.run_details import RunDetails
 from proximo.rl.config import RunConfig
 from proximo.system.safe_text import visible
 
@@ -19,20 +19,20 @@ UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 VERSIONS = ("version", "source", "python", "torch", "transformers", "processor")
 
 
-def configuration(facts: Facts) -> str:
+def configuration(details: RunDetails) -> str:
     """Differences from the named algorithm, other choices, and the whole file."""
-    content = [_algorithm(*facts.algorithm)] if facts.algorithm is not None else []
-    content += [f'<p class="warn">Unusual: {text(each)}</p>\n' for each in facts.unusual]
-    content += [_choices(facts.config)] if facts.config is not None else []
+    content = [_algorithm(*details.algorithm)] if details.algorithm is not None else []
+    content += [f'<p class="warn">Unusual: {text(each)}</p>\n' for each in details.unusual]
+    content += [_choices(details.config)] if details.config is not None else []
     content += [
         f'<p class="warn">type = {text(visible(name, 200))}, {text(visible(why, 500))}. The settings are shown as '
         "text.</p>\n"
-        for name, why in facts.unavailable.items()
+        for name, why in details.unavailable.items()
     ]
-    if facts.run.config_text:
-        whole = f"<pre>{text(visible(facts.run.config_text, MAX_TEXT))}</pre>"
+    if details.run.config_text:
+        whole = f"<pre>{text(visible(details.run.config_text, MAX_TEXT))}</pre>"
         content.append(
-            f"<details{' open' * (facts.config is None)}><summary>config.toml, whole</summary>{whole}</details>\n"
+            f"<details{' open' * (details.config is None)}><summary>config.toml, whole</summary>{whole}</details>\n"
         )
     return "".join(content)
 
@@ -49,11 +49,11 @@ def _algorithm(card: Card, differences: list[tuple[str, str, str]]) -> str:
     return f"<p>The algorithm is {text(name)}, but for {count}:</p>\n{table(head, reasons)}"
 
 
-def difference_lines(facts: Facts) -> list[str]:
+def difference_lines(details: RunDetails) -> list[str]:
     """Example: ["gate.high is 0.2, DAPO's is 0.28"]."""
-    if facts.algorithm is None:
+    if details.algorithm is None:
         return []
-    card, differences = facts.algorithm
+    card, differences = details.algorithm
     return [f"{path} is {value}, {card.name.upper()}'s is {default}" for path, value, default in differences]
 
 
@@ -71,18 +71,18 @@ def _choices(config: RunConfig) -> Html:
     return table(["", ""], rows.items())
 
 
-def repeating(facts: Facts) -> str:
+def repeating(details: RunDetails) -> str:
     """The command that repeats the run, and the versions it ran with."""
     intro = "To get the same numbers again in another folder, run this where the first run was started:"
-    content = [f"<p>{intro}</p>\n<pre>{text(again(facts))}</pre>\n"]
-    if started := ["proximo", *facts.argv[1:]] if facts.argv else []:
+    content = [f"<p>{intro}</p>\n<pre>{text(again(details))}</pre>\n"]
+    if started := ["proximo", *details.argv[1:]] if details.argv else []:
         content.append(f"<p>As it was started:</p>\n<pre>{text(visible(shlex.join(started), MAX_TEXT))}</pre>\n")
-    changed = [name for attempt in facts.attempts for name in attempt.get("changes") or {}]
+    changed = [name for attempt in details.attempts for name in attempt.get("changes") or {}]
     if changed:
         names = ", ".join(dict.fromkeys(str(name) for name in changed))
         content.append(f'<p class="warn">Changed on the way, and in the config as it is now: {text(names)}.</p>\n')
-    machine = facts.record.get("machine")
-    versions = [f"{name} {facts.record[name]}" for name in VERSIONS if facts.record.get(name)]
+    machine = details.record.get("machine")
+    versions = [f"{name} {details.record[name]}" for name in VERSIONS if details.record.get(name)]
     versions += (
         [f"{machine['threads']} CPU thread{'s' * (machine['threads'] != 1)}"]
         if isinstance(machine, dict) and is_number(machine.get("threads"))
@@ -92,27 +92,27 @@ def repeating(facts: Facts) -> str:
     return "".join(content)
 
 
-def again(facts: Facts) -> str:
+def again(details: RunDetails) -> str:
     """The command, from the resolved config, since it is complete and presets may change."""
-    folder = facts.run.path
+    folder = details.run.path
     folder = folder if folder.name not in ("", "..") else folder.resolve()  # "." has no name to add to
-    if facts.command:
-        return shlex.join(["proximo", *facts.command, str(folder / "config.toml"), "--run", f"{folder}-again"])
-    return shlex.join(["proximo", *_without_run(facts.argv[1:]), "--run", f"{folder}-again"])
+    if details.command:
+        return shlex.join(["proximo", *details.command, str(folder / "config.toml"), "--run", f"{folder}-again"])
+    return shlex.join(["proximo", *_without_run(details.argv[1:]), "--run", f"{folder}-again"])
 
 
 def _without_run(argv: list[str]) -> list[str]:
     return [
         word
-        for place, word in enumerate(argv)
-        if word != "--run" and not word.startswith("--run=") and (place == 0 or argv[place - 1] != "--run")
+        for index, word in enumerate(argv)
+        if word != "--run" and not word.startswith("--run=") and (index == 0 or argv[index - 1] != "--run")
     ]
 
 
-def files(facts: Facts) -> str:
+def files(details: RunDetails) -> str:
     """The contents of the folder, one line per file or folder."""
     rows = []
-    for path in sorted(facts.run.path.iterdir())[:MAX_FILES]:
+    for path in sorted(details.run.path.iterdir())[:MAX_FILES]:
         # Unlike rglob, walk skips a folder that disappears meanwhile, as old checkpoints do.
         inside = [Path(at, name) for at, _, names in os.walk(path) for name in names] if path.is_dir() else [path]
         rows.append([path.name + "/" * path.is_dir(), len(inside), size(sum(_bytes(each) for each in inside))])

@@ -7,46 +7,46 @@ from typing import Any
 from proximo.algorithms import explain
 from proximo.insight.reading import Row
 from proximo.insight.report.episodes import episode_steps
-from proximo.insight.report.facts import Facts
 from proximo.insight.report.problems import Pair
+from proximo.insight.report.run_details import RunDetails
 from proximo.insight.report.settings import again, difference_lines
 
 
-def summary(facts: Facts) -> dict[str, Any]:
+def summary(details: RunDetails) -> dict[str, Any]:
     """The results for scripts; None means not known."""
-    before, after = first_and_last(facts)
-    better, worse = changes(facts.pairs)
+    before, after = first_and_last(details)
+    better, worse = changes(details.pairs)
     return {
-        "run": str(facts.run.path),
-        "state": facts.state,
-        "ended": facts.ended or None,
-        "steps": facts.steps_done,
-        "of_steps": None if facts.config is None else facts.config.steps,
-        "model": facts.model,
-        "task": None if facts.config is None else explain.choice(facts.config.task),
-        "algorithm": facts.algorithm_name,
-        "differences": difference_lines(facts),
+        "run": str(details.run.path),
+        "state": details.state,
+        "ended": details.ended or None,
+        "steps": details.steps_done,
+        "of_steps": None if details.config is None else details.config.steps,
+        "model": details.model,
+        "task": None if details.config is None else explain.choice(details.config.task),
+        "algorithm": details.algorithm_name,
+        "differences": difference_lines(details),
         "before": before,
         "after": after,
         "answers_better": better,
         "answers_worse": worse,
         "chance": sign_test(better, worse),
-        "generated_tokens": facts.generated,
-        "seconds": facts.seconds,
-        "episodes": [asdict(each) for each in episode_steps(facts)],
+        "generated_tokens": details.generated,
+        "seconds": details.seconds,
+        "episodes": [asdict(each) for each in episode_steps(details)],
         "findings": [
-            asdict(spell.finding) | {"last": spell.last, "is_over": spell.is_over} for spell in facts.findings
+            asdict(active.finding) | {"last": active.last, "is_over": active.is_over} for active in details.findings
         ],
-        "events": dict(facts.event_counts),
-        "again": again(facts),
+        "events": dict(details.event_counts),
+        "again": again(details),
     }
 
 
-def first_and_last(facts: Facts) -> tuple[Row | None, Row | None]:
+def first_and_last(details: RunDetails) -> tuple[Row | None, Row | None]:
     """The evaluation before training, and the newest one after it."""
-    found = facts.evaluations
-    before = found[0] if found and found[0]["step"] == 0 else None
-    after = found[-1] if found and found[-1]["step"] > 0 else None
+    evaluations = details.evaluations
+    before = evaluations[0] if evaluations and evaluations[0]["step"] == 0 else None
+    after = evaluations[-1] if evaluations and evaluations[-1]["step"] > 0 else None
     return before, after
 
 

@@ -54,9 +54,9 @@ def whiten(values: Float[Tensor, " N"], epsilon: float) -> Float[Tensor, " N"]:
     return (values - values.mean()) * torch.rsqrt(values.var(correction=1) + epsilon)
 
 
-def scattered(values: Sequence[Tensor], where: Sequence[Tensor], found: Float[Tensor, " N"]) -> list[Tensor]:
-    """Parts of a batch, [B, T] each, with the values `found` over all parts written to the positions `where`."""
-    pieces = found.split([int(each.sum()) for each in where])
+def scattered(values: Sequence[Tensor], where: Sequence[Tensor], flat: Float[Tensor, " N"]) -> list[Tensor]:
+    """Parts of a batch, [B, T] each, with the values `flat` over all parts written to the positions `where`."""
+    pieces = flat.split([int(each.sum()) for each in where])
     return [each.masked_scatter(*into) for each, *into in zip(values, where, pieces, strict=True)]
 
 
@@ -189,7 +189,7 @@ class _OfAnother:
     """Traits that an advantage made from another one takes from it."""
 
     of: Any
-    """That other one; None where it may be left out."""
+    """The other advantage; None where it may be left out."""
 
     @property
     def per_token(self) -> bool:
@@ -344,7 +344,7 @@ def assign_parts(advantage: Advantage, parts: Sequence[Feedback]) -> list[Credit
 
 
 def _of_rows(advantage: AdvantageProtocol, feedback: Feedback) -> Float[Tensor, " B"]:
-    """What a piece that says it answers by row answers."""
+    """Answer of a piece that says it answers by row."""
     answer = advantage(feedback)
     if not isinstance(answer, Tensor):
         name = type(advantage).__name__

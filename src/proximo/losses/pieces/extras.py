@@ -127,7 +127,7 @@ class RouterBalance:
         return f"− {self.coefficient:g} · X Σ_i f_i·P_i over {legend}"
 
     def assignments(self, logits: Float[Tensor, "M L X"], chosen: int) -> Int[Tensor, " X"]:
-        """How often each expert is among the `chosen` of a token and layer."""
+        """Number of times that each expert is among the `chosen` of a token and layer."""
         return logits.topk(chosen).indices.flatten().bincount(minlength=logits.shape[2])
 
     def __call__(self, logits: Float[Tensor, "M L X"], load: Float[Tensor, " X"]) -> Float[Tensor, " M"]:
@@ -151,8 +151,8 @@ def value_loss_of(extras: Sequence[Extra]) -> ValueLoss | None:
 
 def router_balance_of(extras: Sequence[Extra]) -> RouterBalance | None:
     """The extra that reads the routers, if there is one."""
-    found = (extra for extra in extras if "router_logits" in ExtraTraits.read(extra).needs)
-    return next((cast(RouterBalance, extra) for extra in found), None)
+    matches = (extra for extra in extras if "router_logits" in ExtraTraits.read(extra).needs)
+    return next((cast(RouterBalance, extra) for extra in matches), None)
 
 
 def unmet_needs(extras: Sequence[Extra]) -> Iterator[str]:

@@ -22,7 +22,7 @@ class KeepAll:
     """Every scored row trains."""
 
     truncated: bool = True
-    """Whether completions cut at the limit are in the loss; they count in their group's statistics either way."""
+    """True if completions cut at the limit are in the loss; they count in their group's statistics either way."""
     reads_outcome: ClassVar[bool] = False
     peers: ClassVar[Peers] = Peers(
         "the default; mask_truncated_completions False", "the default; no mask for truncated completions"
@@ -38,10 +38,10 @@ class KeepAll:
 
 @dataclass(frozen=True)
 class KeepMixed:
-    """Only groups whose outcomes differ train; DAPO's dynamic sampling draws other prompts for the rest."""
+    """Train only groups whose outcomes differ; DAPO's dynamic sampling draws other prompts for the rest."""
 
     truncated: bool = True
-    """Whether completions cut at the limit are in the loss; they count in their group's statistics either way."""
+    """True if completions cut at the limit are in the loss; they count in their group's statistics either way."""
     refills: ClassVar[bool] = True
     compares: ClassVar[bool] = True
     peers: ClassVar[Peers] = Peers(
@@ -59,12 +59,12 @@ class KeepMixed:
 
 @dataclass(frozen=True)
 class KeepCorrect:
-    """Only correct completions train: rejection sampling."""
+    """Train only correct completions: rejection sampling."""
 
     above: float = 0.0
     """Outcomes above this count as correct; 0 fits outcomes of 0 and 1, and of −1 and 1."""
     truncated: bool = True
-    """Whether completions cut at the limit are in the loss."""
+    """True if completions cut at the limit are in the loss."""
     peers: ClassVar[Peers] = Peers("none on the loop; filter a dataset for SFTTrainer", "none on the loop")
 
     @property
@@ -89,7 +89,7 @@ def left_out(keep: Keep, outcome: Float[Tensor, " B"], group: Int[Tensor, " B"])
 
 
 def drops(keep: Keep, outcome: Float[Tensor, " B"]) -> bool:
-    """Whether a group with these outcomes is dropped from the step.
+    """True if a group with these outcomes is dropped from the step.
 
     A group without any score is dropped only if another one is sampled in its place.
     """

@@ -51,7 +51,7 @@ class Clip:
         return inner if self.dual is None else f"max( {inner}, {self.dual:g}·A if A < 0 )"
 
     def peers_in(self, algorithm: Any) -> Peers:
-        """On a ratio that is a mean over a row: the peers hold both in one loss of theirs."""
+        """Peers on a ratio that is a mean over a row: they hold both in one loss of theirs."""
         if not RatioTraits.read(algorithm.ratio).length_normalised:
             return self.peers
         return Peers(
@@ -101,7 +101,7 @@ class SoftGate:
     tau_neg: float = 1.05
     """Temperature for A ≤ 0. Larger than tau_pos in the paper, so that these tokens fade faster."""
     normalised: bool = True
-    """Whether to multiply by 4/τ, which makes the gradient at r = 1 the usual one."""
+    """True to multiply by 4/τ, which makes the gradient at r = 1 the usual one."""
     fades: ClassVar[bool] = True
     peers: ClassVar[Peers] = Peers(
         'loss_type "sapo", sapo_temperature_pos 1.0, sapo_temperature_neg 1.05',

@@ -1,4 +1,4 @@
-"""What a stage asks of its pieces: a protocol that they must have, and traits that they may have.
+"""Protocols that the pieces of a stage must have, and traits that they may have.
 
 Stages call a protocol's methods and never check a piece's class, so any frozen dataclass will do. Each field of a
 `…Traits` is an optional member, with the same name. They are read only by `GateTraits.read(gate)` and the like, so that
@@ -57,18 +57,18 @@ class Traits:
     def read(cls, piece: object) -> Self:
         """The piece's members, with defaults for those that it lacks. ValueError if a member has another type: the
         piece then means something else by that name."""
-        found = {}
+        members = {}
         for each in fields(cls):
             if not hasattr(piece, each.name):
                 continue
-            value = found[each.name] = getattr(piece, each.name)
+            value = members[each.name] = getattr(piece, each.name)
             if not _fits(value, each.type):
                 shown = "a method" if callable(value) else repr(value)
                 raise ValueError(
                     f"{type(piece).__name__}.{each.name} is {shown}, but a piece's {each.name} must be "
                     f"{_in_words(each.type)}: give that, or rename the member"
                 )
-        return cls(**found)
+        return cls(**members)
 
 
 def _nothing(_: Any) -> Iterable[str]:
@@ -86,7 +86,7 @@ class Rules(Traits):
 
 
 class Peers(NamedTuple):
-    """What TRL 1.16 and verl 0.9 call the same knob, and where their defaults differ from ours.
+    """Names of the same knob in TRL 1.16 and verl 0.9, and where their defaults differ from ours.
 
     Read in their released sources; `make parity` runs many of them against ours.
     """
@@ -97,18 +97,18 @@ class Peers(NamedTuple):
 
 @dataclass(frozen=True)
 class Description(Traits):
-    """What a piece says of itself, for `explain`, the page and the report. The pieces of the package say all of it."""
+    """Description of a piece, for `explain`, the page and the report. The pieces of the package have all of it."""
 
     formula: str | None = None
-    """In mathematical notation: ρ is the ratio the gate sees, A the advantage, R the reward. Sums run over sampled
-    tokens. Of a ratio, π_anchor is the policy it is measured against; an extra or a shape begins with the sign that it
-    has in the objective."""
+    """Formula in mathematical notation: ρ is the ratio the gate sees, A the advantage, R the reward. Sums run over
+    sampled tokens. Of a ratio, π_anchor is the policy it is measured against; an extra or a shape begins with the sign
+    that it has in the objective."""
     peers: tuple[str, str] = Peers("not given", "not given")
-    """What TRL and verl call it, and where their defaults differ."""
+    """Names of it in TRL and verl, and where their defaults differ."""
     peers_in: Callable[[Any], tuple[str, str]] | None = None
     """The same in an `Algorithm`, where the peers treat it otherwise with some other piece."""
     metrics: Mapping[str, str] = field(default_factory=dict)
-    """What the statistics mean that it logs, by their names."""
+    """Meaning of the statistics that it logs, by their names."""
 
 
 def formula_of(piece: object, sign: str = "") -> str:
@@ -130,9 +130,9 @@ class ShapeProtocol(Piece, Protocol):
 @dataclass(frozen=True)
 class ShapeTraits(Traits):
     per_token: bool = False
-    """Whether it rewards single tokens by their distance to the reference, with the call signature of `KlReward`."""
+    """True if it rewards single tokens by their distance to the reference, with the call signature of `KlReward`."""
     is_off: bool = False
-    """Whether it adds nothing and may be left out."""
+    """True if it adds nothing and may be left out."""
     coefficient: float | None = None
     """Factor of a reward of single tokens, for the metrics; a field, where `controller` changes it."""
     controller: Callable[[float, float, int], float] | None = None
@@ -152,13 +152,13 @@ class KeepProtocol(Piece, Protocol):
 @dataclass(frozen=True)
 class KeepTraits(Traits):
     truncated: bool = True
-    """Whether completions cut at the limit are in the loss."""
+    """True if completions cut at the limit are in the loss."""
     refills: bool = False
-    """Whether other prompts are sampled in place of the groups that are dropped."""
+    """True if other prompts are sampled in place of the groups that are dropped."""
     compares: bool = False
-    """Whether it compares siblings, so that a group needs two at least."""
+    """True if it compares siblings, so that a group needs two at least."""
     reads_outcome: bool = True
-    """Whether it drops rows by their outcome."""
+    """True if it drops rows by their outcome."""
 
 
 # 3. Advantage
@@ -177,18 +177,18 @@ OtherModel = Literal["ref_logprobs", "teacher_logprobs"]
 @dataclass(frozen=True)
 class AdvantageTraits(Traits):
     per_token: bool = False
-    """Whether tokens of a row differ. If not, it may read only `rewards`, `group` and sums over a row: `totals()` and
+    """True if tokens of a row differ. If not, it may read only `rewards`, `group` and sums over a row: `totals()` and
     those of `gap_to`."""
     needs_logprobs: tuple[OtherModel, ...] = ()
     """Log-probs of other models that it reads: of the reference, of a teacher."""
     compares: bool = True
-    """Whether, if tokens of a row do not differ, it compares siblings, so that a group needs at least two."""
+    """True if it compares siblings where tokens of a row do not differ, so that a group needs at least two."""
     needs_values: bool = False
-    """Whether a value model must be trained."""
+    """True if a value model must be trained."""
     needs_step_rewards: bool = False
-    """Whether it needs a reward for each reasoning step, which no task of a run provides."""
+    """True if it needs a reward for each reasoning step, which no task of a run provides."""
     by_group_std: bool = False
-    """Whether it divides by the standard deviation of the group."""
+    """True if it divides by the standard deviation of the group."""
     discount: float = 1.0
     """Discount factor per token."""
     of: Any = None
@@ -198,7 +198,7 @@ class AdvantageTraits(Traits):
 
     @property
     def all_needs(self) -> frozenset[OtherModel]:
-        """Its own needs, and those of the advantage that it transforms."""
+        """Needs of its own, and those of the advantage that it transforms."""
         inner = frozenset() if self.of is None else AdvantageTraits.read(self.of).all_needs
         return inner | frozenset(self.needs_logprobs)
 
@@ -216,9 +216,9 @@ class AnchorProtocol(Piece, Protocol):
 @dataclass(frozen=True)
 class AnchorTraits(Traits):
     needs_sampler_logprobs: bool = False
-    """Whether it reads `sampler`; the ratio then corrects the sampler's mismatch."""
+    """True if it reads `sampler`; the ratio then corrects the sampler's mismatch."""
     on_policy: bool = False
-    """Whether it is the current policy, so that every ratio is 1."""
+    """True if it is the current policy, so that every ratio is 1."""
 
 
 # 5. Ratio
@@ -234,13 +234,13 @@ class RatioProtocol(Piece, Protocol):
 @dataclass(frozen=True)
 class RatioTraits(Traits):
     spans_row: bool = False
-    """Whether its value is one for the whole completion, repeated at every token."""
+    """True if its value is one for the whole completion, repeated at every token."""
     pools: bool = False
-    """Whether its gradient, too, is that of the whole completion."""
+    """True if its gradient, too, is that of the whole completion."""
     length_normalised: bool = False
-    """Whether its log is a mean over the completion's tokens, so that its spread shrinks with length."""
+    """True if its log is a mean over the completion's tokens, so that its spread shrinks with length."""
     is_constant: bool = False
-    """Whether it is always 1: no importance weight."""
+    """True if it is always 1: no importance weight."""
 
 
 # 6. Gate
@@ -260,19 +260,19 @@ class GateProtocol(Piece, Protocol):
 @dataclass(frozen=True)
 class GateTraits(Traits):
     score_form: bool = False
-    """Whether it differentiates log π and holds the ratio constant."""
+    """True if it differentiates log π and holds the ratio constant."""
     band: tuple[float, float] = (1.0, 1.0)
     """Clip range: the two ratios outside which it acts; (1, 1): none."""
     width: float = 0.2
     """Smallest log-ratio that matters to it; PPO's clip width if it has no clip range."""
     fades: bool = False
-    """Whether its share fades smoothly: a share that underflows to 0 then does not count as blocked."""
+    """True if its share fades smoothly: a share that underflows to 0 then does not count as blocked."""
     ignores_ratio: bool = False
-    """Whether it reads no ratio, and so may be used with a constant one."""
+    """True if it reads no ratio, and so may be used with a constant one."""
     weighs_rows: bool = False
-    """Whether it is in score form and takes a ratio of the whole completion."""
+    """True if it is in score form and takes a ratio of the whole completion."""
     pools: bool = False
-    """Whether it averages over a row itself, and so needs token ratios and one advantage per row."""
+    """True if it averages over a row itself, and so needs token ratios and one advantage per row."""
     lens_edge: Callable[[float, float], tuple[float, str] | None] | None = None
     """The edge, and its name, that blocks a token with this ratio and advantage. Default: from `band`."""
     lens_manner: Callable[[float], str] | None = None
@@ -291,7 +291,7 @@ class GateTraits(Traits):
 @runtime_checkable
 class SelectionProtocol(Piece, Protocol):
     step_wide: ClassVar[bool]
-    """Whether it ranks tokens of different rows. If so, it is called once per update with all tokens as one row;
+    """True if it ranks tokens of different rows. If so, it is called once per update with all tokens as one row;
     otherwise once per micro-batch, with its rows."""
 
     def choose(self, candidates: Candidates, generator: torch.Generator | None) -> Mask:
@@ -306,7 +306,7 @@ class SelectionProtocol(Piece, Protocol):
 @dataclass(frozen=True)
 class SelectionTraits(Traits):
     teaches_alone: bool = False
-    """Whether selected tokens stay in the loss and get an additional gradient, even if their advantage is 0."""
+    """True if selected tokens stay in the loss and get an additional gradient, even if their advantage is 0."""
     needs_entropy: bool = False
 
 
@@ -323,7 +323,7 @@ class CorrectionProtocol(Piece, Protocol):
 @dataclass(frozen=True)
 class CorrectionTraits(Traits):
     reads: Literal["token", "product", "mean"] = "token"
-    """For the lens: whether it decides by a token's own weight, or by the completion's product or geometric mean."""
+    """Weight that decides, for the lens: a token's own, or the completion's product or geometric mean."""
 
 
 # 9. Divergence
@@ -339,7 +339,7 @@ class DivergenceProtocol(Piece, Protocol):
 @dataclass(frozen=True)
 class DivergenceTraits(Traits):
     pulls: bool = True
-    """Whether its expected gradient is not 0, so that it can be used as a loss."""
+    """True if its expected gradient is not 0, so that it can be used as a loss."""
 
 
 # 10. Weights
@@ -355,7 +355,7 @@ class WeightsProtocol(Piece, Protocol):
 @dataclass(frozen=True)
 class WeightsTraits(Traits):
     by_token: bool = False
-    """Whether every token of the step counts the same, so that a long completion counts for more."""
+    """True if every token of the step counts the same, so that a long completion counts for more."""
     with_limit: Callable[[int], Any] | None = None
     """The same weights with the run's completion limit filled in."""
 
@@ -379,14 +379,14 @@ class ExtraTraits(Traits):
     """Inputs needed in addition to log-probs. With values or router logits the learner computes it: see
     `of_learner`."""
     term: Callable[[Any], Tensor] | None = None
-    """Its loss of each token, from the rows; None if the learner computes it."""
+    """Loss of each token, from the rows; None if the learner computes it."""
     row_weights: Callable[[Tensor, Tensor | None, Tensor], Tensor] | None = None
     """Weight of a sampled token of each row, from (counts, outcome, group) of all rows of an optimizer step.
     Default: the algorithm's own weights."""
 
     @property
     def of_learner(self) -> bool:
-        """Whether the learner computes its term, as for `ValueLoss` and `RouterBalance`."""
+        """True if the learner computes its term, as for `ValueLoss` and `RouterBalance`."""
         return "values" in self.needs or "router_logits" in self.needs
 
 
@@ -402,11 +402,11 @@ TRAITS: Mapping[str, type[Traits]] = {
     "weights": WeightsTraits,
     "extra": ExtraTraits,
 }
-"""What a piece of each stage may say of itself; the estimator of `kl` has `DivergenceTraits`."""
+"""Traits of the pieces of each stage; the estimator of `kl` has `DivergenceTraits`."""
 
 
 def _fits(value: object, kind: Any) -> bool:
-    """Whether a value is of the type that a field of `Traits` is declared with."""
+    """True if a value is of the type that a field of `Traits` is declared with."""
     origin, parts = get_origin(kind), get_args(kind)
     if origin is UnionType:
         return any(_fits(value, part) for part in parts)

@@ -148,8 +148,8 @@ Shape = SoftOverlong | LinearOverlong | KlReward | ShapeProtocol
 
 def kl_reward_of(shapes: Sequence[Shape]) -> KlReward | None:
     """The shape that rewards single tokens, if there is one."""
-    found = [shape for shape in shapes if ShapeTraits.read(shape).per_token]
-    return cast(KlReward, found[0]) if found else None
+    matches = [shape for shape in shapes if ShapeTraits.read(shape).per_token]
+    return cast(KlReward, matches[0]) if matches else None
 
 
 def penalties_of(shapes: Sequence[Shape]) -> tuple[ShapeProtocol, ...]:

@@ -22,7 +22,7 @@ from proximo.models.safe_files import ADAPTER_WEIGHTS as WEIGHTS
 from proximo.models.safe_files import json_object, tensors
 
 QUANTIZATION = "base_quantization.json"
-"""How the base model was quantised while the adapter was trained, and to which dtype its weights were rounded first."""
+"""File with the base model's quantisation while the adapter was trained, and the dtype its weights were rounded to."""
 READ = ("r", "lora_alpha", "target_modules", "exclude_modules", "rank_pattern", "alpha_pattern", "use_rslora")
 READ += ("fan_in_fan_out", "layers_to_transform", "layers_pattern")
 """Fields of adapter_config.json that say which layers have an adapter, and what they add."""
@@ -63,21 +63,21 @@ def save_model(model: PreTrainedModel, folder: Path) -> None:
     save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
     if layers := quantized_layers(model):
         _, first = layers[0]
-        facts = {"quantization": first.kind, "dtype": str(first.rounded_to).removeprefix("torch.")}
-        (folder / QUANTIZATION).write_text(json.dumps(facts) + "\n")
+        settings = {"quantization": first.kind, "dtype": str(first.rounded_to).removeprefix("torch.")}
+        (folder / QUANTIZATION).write_text(json.dumps(settings) + "\n")
 
 
 def quantize_as(model: PreTrainedModel, folder: Path, device: str) -> None:
     """Quantise a base model as it was under the adapter of a folder, if it was."""
     if not (folder / QUANTIZATION).is_file():
         return
-    facts = json_object(folder / QUANTIZATION)
-    kinds: list[Quantization] = [each for each in QUANTIZATIONS if facts.get("quantization") == each]
-    if not kinds or facts.get("dtype") not in DTYPES:
+    settings = json_object(folder / QUANTIZATION)
+    kinds: list[Quantization] = [each for each in QUANTIZATIONS if settings.get("quantization") == each]
+    if not kinds or settings.get("dtype") not in DTYPES:
         raise ValueError(
-            f"path {str(folder)!r}: {QUANTIZATION} holds {str(facts)[:200]}, which this version cannot read"
+            f"path {str(folder)!r}: {QUANTIZATION} holds {str(settings)[:200]}, which this version cannot read"
         )
-    quantize(model, kinds[0], device, getattr(torch, facts["dtype"]))
+    quantize(model, kinds[0], device, getattr(torch, settings["dtype"]))
 
 
 def load_adapter(model: PreTrainedModel, folder: Path) -> None:
@@ -170,7 +170,7 @@ def _read(folder: Path) -> dict[str, Any]:
 
 
 def _name_layers(config: dict[str, Any]) -> bool:
-    """Whether `target_parameters` are weights of layers, as `names_for_peft` writes them, and no experts."""
+    """True if `target_parameters` are weights of layers, as `names_for_peft` writes them, and no experts."""
     weights, modules = config["target_parameters"], config.get("target_modules") or []
     return all(isinstance(each, list) for each in (weights, modules)) and all(
         isinstance(name, str) and name.endswith(".weight") for name in weights

@@ -29,7 +29,7 @@ class QuantizedLinear(nn.Linear):
     scales: Float[Tensor, " S"]
 
     def __init__(self, layer: nn.Linear, kind: Quantization, rounded_to: torch.dtype) -> None:
-        """Of the weights of `layer`, after they were rounded to a dtype."""
+        """Quantise the weights of `layer`, after they were rounded to a dtype."""
         nn.Module.__init__(self)  # not nn.Linear's, which would make dense weights
         self.in_features, self.out_features = layer.in_features, layer.out_features
         self.kind: Quantization = kind
@@ -41,10 +41,10 @@ class QuantizedLinear(nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:  # without shapes, whose checks torch cannot compile
         if torch.is_grad_enabled() and input.requires_grad:
-            found = _product(input, self.codes, self.scales, self.out_features)
+            output = _product(input, self.codes, self.scales, self.out_features)
         else:
-            found = linear(input, _dense(self.codes, self.scales, self.out_features, self.in_features, input.dtype))
-        return found if self.bias is None else found + self.bias
+            output = linear(input, _dense(self.codes, self.scales, self.out_features, self.in_features, input.dtype))
+        return output if self.bias is None else output + self.bias
 
     @property
     def weight(self) -> Float[Tensor, "O I"]:  # pyright: ignore[reportIncompatibleVariableOverride]

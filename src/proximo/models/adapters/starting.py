@@ -8,7 +8,7 @@ from proximo.models.loading import base_of, skeleton
 
 
 def base_for(path: str) -> str:
-    """What a new adapter's files call the model of this folder or hub id: a full path, so that peft finds it from
+    """Name of the model of this folder or hub id in a new adapter's files: a full path, so that peft finds it from
     anywhere, or the hub id. ValueError where there is no peft, or where the model is an adapter itself."""
     import_peft()
     if base_of(path) != path:

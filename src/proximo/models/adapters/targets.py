@@ -24,7 +24,7 @@ reads: a choice has no gradient, so an adapter there would stay as it began."""
 READ_AS_EXPERTS = ("gate", "gate_proj", "up_proj", "down_proj", "w1", "w2", "w3")
 """Last parts of names that peft takes for those of routers and experts, in the families that it knows as mixtures."""
 WEIGHT_READ = re.compile(r"self\.(\w+)\.weight\b(?!\[|\.(?:dtype|device|shape|data)\b)")
-"""In the text of a class: one of its layers whose weight it computes with."""
+"""Pattern for the text of a class: one of its layers whose weight it computes with."""
 
 
 def target_layers(model: PreTrainedModel, targets: Sequence[str]) -> list[str]:
@@ -65,7 +65,7 @@ def _is_expert_or_router(name: str) -> bool:
 
 
 def _problems(model: PreTrainedModel, layers: Mapping[str, nn.Linear]) -> dict[str, str]:
-    """By name of a layer: why an adapter on it would not add B A x to what the model computes."""
+    """Reasons, by name of a layer, why an adapter on it would not add B A x to what the model computes."""
     holders = {name: type(model.get_submodule(name.rpartition(".")[0])) for name in layers}
     read = {holder: _weights_read(holder) for holder in set(holders.values())}
     problems = dict[str, str]()
@@ -97,16 +97,16 @@ def _text(method: Callable[..., object]) -> str:
 
 
 def _is_linear(layer: nn.Linear) -> bool:
-    """Whether it computes x Wᵀ + b, as an adapter and merging take for granted: tried, of classes that change it."""
+    """True if it computes x Wᵀ + b, as an adapter and merging take for granted: tried, of classes that change it."""
     if type(layer).forward in (nn.Linear.forward, QuantizedLinear.forward):
         return True
     row, weight = torch.tensor([[23.0, 29.0]]), torch.tensor([[1.0, 2.0], [3.0, 5.0], [7.0, 11.0]])
     bias = None if layer.bias is None else torch.tensor([13.0, 17.0, 19.0])
     try:
-        found = functional_call(layer, {"weight": weight} | ({} if bias is None else {"bias": bias}), row)
+        output = functional_call(layer, {"weight": weight} | ({} if bias is None else {"bias": bias}), row)
     except Exception:  # it wants rows of another form
         return False
-    return isinstance(found, Tensor) and torch.equal(found, linear(row, weight, bias))
+    return isinstance(output, Tensor) and torch.equal(output, linear(row, weight, bias))
 
 
 def short_names(model: PreTrainedModel, layers: Sequence[str]) -> list[str]:

@@ -1,7 +1,8 @@
 """Our attention, registered in transformers' public registry.
 
 A model whose config says `proximo` calls `attend` in every layer. The caller decides how attention is computed: it
-passes a `Reader` along with the tokens, for packed training or for decoding from a KV cache. No model code is patched.
+passes a `ModelReader` along with the tokens, for packed training or for decoding from a KV cache. No model code is
+patched.
 """
 
 from collections.abc import Iterator
@@ -34,7 +35,7 @@ class LayerReader(Protocol):
 
 
 @runtime_checkable
-class Reader(Protocol):
+class ModelReader(Protocol):
     """Gives each layer its reader, so that a compiled layer does not depend on its number."""
 
     def layer(self, number: int) -> LayerReader: ...
@@ -96,7 +97,7 @@ def run_layer(layer: nn.Module, hidden: Tensor, angles: tuple[Tensor, Tensor], r
 
 
 def hidden_states(
-    model: nn.Module, tokens: Tensor, positions: Tensor, reader: Reader, run: LayerRun = run_layer
+    model: nn.Module, tokens: Tensor, positions: Tensor, reader: ModelReader, run: LayerRun = run_layer
 ) -> Float[Tensor, "R S E"]:
     """Run the decoder's layers with our attention; [rows, positions] in, hidden states out.
 

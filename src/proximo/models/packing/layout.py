@@ -48,7 +48,7 @@ class Packed:
     reader: PackedReader | Tiles
 
     def to(self, device: torch.device) -> "Packed":
-        """What a pass reads; the places stay where they are."""
+        """The same with what a pass reads on a device; the places stay where they are."""
         return replace(
             self,
             tokens=to_device(self.tokens, device),
@@ -67,7 +67,7 @@ class Padded:
     places: Places
 
     def to(self, device: torch.device) -> "Padded":
-        """What a pass reads; the places stay where they are."""
+        """The same with what a pass reads on a device; the places stay where they are."""
         return replace(
             self,
             tokens=to_device(self.tokens, device),
@@ -90,23 +90,23 @@ def pack(
     """
     used, member = group.unique(return_inverse=True)
     flat_prompts, prompt_lengths = _prompts(prompts, used)
-    own = (lengths - 1).clamp(min=0)
-    totals = prompt_lengths.index_add(0, member, own)
+    read_lengths = (lengths - 1).clamp(min=0)
+    totals = prompt_lengths.index_add(0, member, read_lengths)
     prompt_starts = _before(totals)
     # A completion comes after the prompts up to its own and the completions of earlier rows.
     order = member.argsort(stable=True)
-    starts = torch.empty_like(own)
-    starts[order] = prompt_lengths.cumsum(0)[member[order]] + _before(own[order])
+    starts = torch.empty_like(read_lengths)
+    starts[order] = prompt_lengths.cumsum(0)[member[order]] + _before(read_lengths[order])
 
-    prompt_places, places = _ranges(prompt_starts, prompt_lengths), _ranges(starts, own)
-    consumed = torch.arange(tokens.shape[1]) < own[:, None]
+    prompt_places, places = _ranges(prompt_starts, prompt_lengths), _ranges(starts, read_lengths)
+    consumed = torch.arange(tokens.shape[1]) < read_lengths[:, None]
     size = int(totals.sum())
     packed = torch.zeros(padded_length(size) if in_blocks else size, dtype=torch.long)
     packed[prompt_places] = flat_prompts
     packed[places] = tokens[consumed]
     positions = torch.zeros_like(packed)
     positions[prompt_places] = _ranges(torch.zeros_like(prompt_lengths), prompt_lengths)
-    positions[places] = _ranges(prompt_lengths[member], own)
+    positions[places] = _ranges(prompt_lengths[member], read_lengths)
     shape = (-1, BLOCK) if in_blocks else (1, -1)
     reader = tiles if in_blocks else packed_reader
     return Packed(
@@ -114,7 +114,7 @@ def pack(
         positions=positions.reshape(shape),
         predictors=predictors((prompt_starts + prompt_lengths - 1)[member], starts, lengths),
         places=Places(used, prompt_places, places, consumed),
-        reader=reader(prompt_starts, prompt_lengths, starts, own, member),
+        reader=reader(prompt_starts, prompt_lengths, starts, read_lengths, member),
     )
 
 
@@ -130,7 +130,7 @@ def pad(
     sizes = torch.tensor([len(row) for row in rows])
     width = padded.shape[1]
     first = torch.arange(len(rows)) * width
-    starts, own = first + sizes - lengths, (lengths - 1).clamp(min=0)
+    starts, read_lengths = first + sizes - lengths, (lengths - 1).clamp(min=0)
     return Padded(
         tokens=padded,
         mask=torch.arange(width) < sizes[:, None],
@@ -138,8 +138,8 @@ def pad(
         places=Places(
             prompts=group,
             prompt_tokens=_ranges(first, sizes - lengths),
-            completion_tokens=_ranges(starts, own),
-            consumed=torch.arange(tokens.shape[1]) < own[:, None],
+            completion_tokens=_ranges(starts, read_lengths),
+            consumed=torch.arange(tokens.shape[1]) < read_lengths[:, None],
         ),
     )
 
@@ -174,10 +174,10 @@ def micro_batches(
     for row, number in enumerate(group):
         rows.setdefault(number, []).append(row)
     parts: dict[tuple[int, int], list[int]] = {}
-    for number, own in rows.items():
-        lengths = [completion_lengths[row] for row in own]
-        split = split_group(prompt_lengths[number], lengths, token_budget) if may_split else [[*range(len(own))]]
-        parts |= {(number, place): [own[member] for member in part] for place, part in enumerate(split)}
+    for number, group_rows in rows.items():
+        lengths = [completion_lengths[row] for row in group_rows]
+        split = split_group(prompt_lengths[number], lengths, token_budget) if may_split else [[*range(len(group_rows))]]
+        parts |= {(number, index): [group_rows[member] for member in part] for index, part in enumerate(split)}
     sizes = {key: prompt_lengths[key[0]] + sum(completion_lengths[row] for row in part) for key, part in parts.items()}
     return [sorted(row for key in batch for row in parts[key]) for batch in _spread(sizes, token_budget)]
 

@@ -100,8 +100,8 @@ def packed_reader(
         buckets.append(Bucket(places, seen, mask))
         reals.append(real)
     places = torch.cat([bucket.places[real] for bucket, real in zip(buckets, reals, strict=True)])
-    found = torch.cat([real.flatten() for real in reals]).nonzero()[:, 0]
-    return PackedReader(tuple(buckets), torch.empty_like(places).scatter_(0, places, found))
+    entries = torch.cat([real.flatten() for real in reals]).nonzero()[:, 0]
+    return PackedReader(tuple(buckets), torch.empty_like(places).scatter_(0, places, entries))
 
 
 def similar(lengths: Int[Tensor, " R"], short: int = SHORT) -> list[Int[Tensor, " M"]]:

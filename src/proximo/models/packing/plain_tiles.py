@@ -23,8 +23,8 @@ def forward(
     dtype = query.dtype
     query, key, value = _wide(query), _wide(key), _wide(value)
     output, ends = torch.empty_like(query), query.new_empty(query.shape[1], len(query))
-    for start, end, own, first, last in queries.tolist():
-        seen = torch.cat((torch.arange(first, last), torch.arange(own, end))).to(query.device)
+    for start, end, span_start, first, last in queries.tolist():
+        seen = torch.cat((torch.arange(first, last), torch.arange(span_start, end))).to(query.device)
         scores = _scores(query[start:end], key[seen], torch.arange(start, end), seen, scale)
         ends[:, start:end] = scores.logsumexp(2)
         output[start:end] = torch.einsum("hqk,khd->qhd", scores.softmax(2), _repeated(value[seen], query))
@@ -34,7 +34,7 @@ def forward(
 def gradient(
     pull: Tensor, query: Tensor, key: Tensor, value: Tensor, output: Tensor, ends: Tensor, tables: Tables, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Of queries, keys and values, from that of the output."""
+    """Gradients of queries, keys and values, from that of the output."""
     (queries, keys, sums), dtype = tables, query.dtype
     pull, query, key, value, output = _wide(pull), _wide(query), _wide(key), _wide(value), _wide(output)
     to_query, to_key, to_value = (torch.empty_like(heads) for heads in (query, key, value))
@@ -47,21 +47,21 @@ def gradient(
         pulls = torch.einsum("qhd,khd->hqk", pull[start:end], _repeated(value[seen], query))
         return weights, weights * (pulls - drift[:, start:end, None])
 
-    for start, end, own, first, last in queries.tolist():
-        seen = torch.cat((torch.arange(first, last), torch.arange(own, end))).to(query.device)
+    for start, end, span_start, first, last in queries.tolist():
+        seen = torch.cat((torch.arange(first, last), torch.arange(span_start, end))).to(query.device)
         _, slope = slopes(start, end, seen)
         to_query[start:end] = scale * torch.einsum("hqk,khd->qhd", slope, _repeated(key[seen], query))
     parts = key.new_zeros(len(sums), 2, TILE, *key.shape[1:])
-    for start, end, first, last, place in keys.tolist():
+    for start, end, first, last, slot in keys.tolist():
         weights, slope = slopes(first, last, torch.arange(start, end, device=query.device))
-        found = scale * torch.einsum("hqk,qhd->khd", slope, query[first:last])
+        to_keys = scale * torch.einsum("hqk,qhd->khd", slope, query[first:last])
         held = torch.einsum("hqk,qhd->khd", weights, pull[first:last])
-        if place < 0:
-            to_key[start:end], to_value[start:end] = _shared(found, key), _shared(held, key)
+        if slot < 0:
+            to_key[start:end], to_value[start:end] = _shared(to_keys, key), _shared(held, key)
         else:
-            parts[place, 0, : end - start], parts[place, 1, : end - start] = _shared(found, key), _shared(held, key)
-    for start, end, place, number in sums.tolist():
-        to_key[start:end], to_value[start:end] = parts[place : place + number, :, : end - start].sum(0)
+            parts[slot, 0, : end - start], parts[slot, 1, : end - start] = _shared(to_keys, key), _shared(held, key)
+    for start, end, slot, number in sums.tolist():
+        to_key[start:end], to_value[start:end] = parts[slot : slot + number, :, : end - start].sum(0)
     return to_query.to(dtype), to_key.to(dtype), to_value.to(dtype)
 
 

@@ -67,6 +67,6 @@ def _packed_classes() -> tuple[frozenset[type], frozenset[type], frozenset[type]
 
 @cache
 def warn_of_fallback(kind: str) -> None:
-    """Once per process and model class."""
+    """Warn once per process and model class."""
     message = f"{kind} is outside the packed fast path: scored padded, with its own logits (slower, same numbers)"
     warnings.warn(message, PaddedFallback, stacklevel=3)

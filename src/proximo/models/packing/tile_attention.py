@@ -36,7 +36,7 @@ def packed_attention_gradient(
     sums: Tensor,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Of queries, keys and values; `output` and `ends` are what `packed_attention` returned."""
+    """Gradients of queries, keys and values; `output` and `ends` are what `packed_attention` returned."""
     tables = (queries, keys, sums)
     return _implementation(query).gradient(pull, query, key, value, output, ends, tables, scale)
 
@@ -54,8 +54,8 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
 
 def _gradient(ctx: Any, pull: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
     query, key, value, queries, keys, sums, output, ends = ctx.saved_tensors
-    found = packed_attention_gradient(pull, query, key, value, output, ends, queries, keys, sums, ctx.scale)
-    return *found, None, None, None, None
+    gradients = packed_attention_gradient(pull, query, key, value, output, ends, queries, keys, sums, ctx.scale)
+    return *gradients, None, None, None, None
 
 
 packed_attention.register_autograd(_gradient, setup_context=_keep)

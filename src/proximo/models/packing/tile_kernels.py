@@ -50,7 +50,7 @@ def attend_tiles(query, key, value, output, sums, tiles, query_stride, query_hea
              value_head, count, scale, HEADS: tl.constexpr, REPEATS: tl.constexpr, WIDTH: tl.constexpr,
              PADDED: tl.constexpr, ROWS: tl.constexpr, STEP: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
     head, tile = tl.program_id(0), tiles + tl.program_id(1) * 5
-    start, end, own = tl.load(tile) + tl.program_id(2) * ROWS, tl.load(tile + 1), tl.load(tile + 2)
+    start, end, span_start = tl.load(tile) + tl.program_id(2) * ROWS, tl.load(tile + 1), tl.load(tile + 2)
     first, last = tl.load(tile + 3), tl.load(tile + 4)
     if start >= end:
         return
@@ -68,8 +68,8 @@ def attend_tiles(query, key, value, output, sums, tiles, query_stride, query_hea
     for begin in range(whole, last, STEP):
         mixed, total, peak = _attended(mixed, total, peak, asked, rows, key, value, begin, last, key_stride,
                                        value_stride, scale, WIDTH, PADDED, STEP, True, PRECISION)  # fmt: skip
-    whole = own + (start - own) // STEP * STEP
-    for begin in range(own, whole, STEP):
+    whole = span_start + (start - span_start) // STEP * STEP
+    for begin in range(span_start, whole, STEP):
         mixed, total, peak = _attended(mixed, total, peak, asked, rows, key, value, begin, end, key_stride,
                                        value_stride, scale, WIDTH, PADDED, STEP, False, PRECISION)  # fmt: skip
     for begin in range(whole, tl.minimum(start + ROWS, end), STEP):
@@ -106,7 +106,7 @@ def query_gradient(query, key, value, output, gradient, sums, drifts, result, ti
                     ROWS: tl.constexpr, STEP: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
     """Also the product of output and gradient of each row, which the gradient of the keys needs."""
     head, tile = tl.program_id(0), tiles + tl.program_id(1) * 5
-    start, end, own = tl.load(tile) + tl.program_id(2) * ROWS, tl.load(tile + 1), tl.load(tile + 2)
+    start, end, span_start = tl.load(tile) + tl.program_id(2) * ROWS, tl.load(tile + 1), tl.load(tile + 2)
     first, last = tl.load(tile + 3), tl.load(tile + 4)
     if start >= end:
         return
@@ -114,8 +114,8 @@ def query_gradient(query, key, value, output, gradient, sums, drifts, result, ti
     inside = rows < end
     asked = _rows(query + head * query_head, rows, end, dims, query_stride, WIDTH, PADDED, True)
     pull = _rows(gradient + head * gradient_head, rows, end, dims, gradient_stride, WIDTH, PADDED, True)
-    told = _rows(output + head * WIDTH, rows, end, dims, HEADS * WIDTH, WIDTH, PADDED, True)
-    drift = tl.sum(told.to(tl.float32) * pull.to(tl.float32), 1)
+    answer = _rows(output + head * WIDTH, rows, end, dims, HEADS * WIDTH, WIDTH, PADDED, True)
+    drift = tl.sum(answer.to(tl.float32) * pull.to(tl.float32), 1)
     tl.store(drifts + head * count + rows, drift, mask=inside)
     ends = tl.load(sums + head * count + rows, mask=inside, other=float("inf"))
     key += head // REPEATS * key_head
@@ -128,8 +128,8 @@ def query_gradient(query, key, value, output, gradient, sums, drifts, result, ti
     for begin in range(whole, last, STEP):
         slope = _to_queries(slope, asked, pull, ends, drift, rows, key, value, begin, last, key_stride, value_stride,
                             scale, WIDTH, PADDED, STEP, True, PRECISION)  # fmt: skip
-    whole = own + (start - own) // STEP * STEP
-    for begin in range(own, whole, STEP):
+    whole = span_start + (start - span_start) // STEP * STEP
+    for begin in range(span_start, whole, STEP):
         slope = _to_queries(slope, asked, pull, ends, drift, rows, key, value, begin, end, key_stride, value_stride,
                             scale, WIDTH, PADDED, STEP, False, PRECISION)  # fmt: skip
     for begin in range(whole, tl.minimum(start + ROWS, end), STEP):
@@ -171,7 +171,7 @@ def key_gradient(query, key, value, gradient, sums, drifts, key_result, value_re
     head, tile = tl.program_id(0), tiles + tl.program_id(1) * 5
     begin = tl.program_id(2) * ROWS
     start, end = tl.load(tile) + begin, tl.load(tile + 1)
-    first, last, place = tl.load(tile + 2), tl.load(tile + 3), tl.load(tile + 4)
+    first, last, part_slot = tl.load(tile + 2), tl.load(tile + 3), tl.load(tile + 4)
     if start >= end:
         return
     keys, dims = start + tl.arange(0, ROWS), tl.arange(0, PADDED)
@@ -186,33 +186,33 @@ def key_gradient(query, key, value, gradient, sums, drifts, key_result, value_re
     whole = free + (last - free) // STEP * STEP
     steps = (free - first + STEP - 1) // STEP
     for index in range(steps * REPEATS):
-        own, at = head * REPEATS + index // steps, first + index % steps * STEP
+        asker, at = head * REPEATS + index // steps, first + index % steps * STEP
         key_slope, value_slope = _to_keys(
-            key_slope, value_slope, near, held, keys, query + own * query_head, gradient + own * gradient_head,
-            sums + own * count, drifts + own * count, at, last, query_stride, gradient_stride, scale,
+            key_slope, value_slope, near, held, keys, query + asker * query_head, gradient + asker * gradient_head,
+            sums + asker * count, drifts + asker * count, at, last, query_stride, gradient_stride, scale,
             WIDTH, PADDED, STEP, True, PRECISION)  # fmt: skip
     steps = (whole - free) // STEP
     for index in range(steps * REPEATS):
-        own, at = head * REPEATS + index // steps, free + index % steps * STEP
+        asker, at = head * REPEATS + index // steps, free + index % steps * STEP
         key_slope, value_slope = _to_keys(
-            key_slope, value_slope, near, held, keys, query + own * query_head, gradient + own * gradient_head,
-            sums + own * count, drifts + own * count, at, last, query_stride, gradient_stride, scale,
+            key_slope, value_slope, near, held, keys, query + asker * query_head, gradient + asker * gradient_head,
+            sums + asker * count, drifts + asker * count, at, last, query_stride, gradient_stride, scale,
             WIDTH, PADDED, STEP, False, PRECISION)  # fmt: skip
     if whole < last:
         for repeat in range(REPEATS):
-            own = head * REPEATS + repeat
+            asker = head * REPEATS + repeat
             key_slope, value_slope = _to_keys(
-                key_slope, value_slope, near, held, keys, query + own * query_head, gradient + own * gradient_head,
-                sums + own * count, drifts + own * count, whole, last, query_stride, gradient_stride, scale,
+                key_slope, value_slope, near, held, keys, query + asker * query_head, gradient + asker * gradient_head,
+                sums + asker * count, drifts + asker * count, whole, last, query_stride, gradient_stride, scale,
                 WIDTH, PADDED, STEP, True, PRECISION)  # fmt: skip
     key_slope = key_slope * factor
-    if place < 0:
+    if part_slot < 0:
         inside = (keys < end)[:, None] & (dims < WIDTH)[None, :]
         target = (keys[:, None].to(tl.int64) * (HEADS // REPEATS) + head) * WIDTH + dims[None, :]
         tl.store(key_result + target, key_slope.to(key_result.dtype.element_ty), mask=inside)
         tl.store(value_result + target, value_slope.to(value_result.dtype.element_ty), mask=inside)
     else:
-        slot = ((place.to(tl.int64) * (HEADS // REPEATS) + head) * 2 * TILE + begin + tl.arange(0, ROWS)) * PADDED
+        slot = ((part_slot.to(tl.int64) * (HEADS // REPEATS) + head) * 2 * TILE + begin + tl.arange(0, ROWS)) * PADDED
         part = parts + slot[:, None] + dims[None, :]
         tl.store(part, key_slope)
         tl.store(part + TILE * PADDED, value_slope)
@@ -225,13 +225,13 @@ def sum_parts(parts, key_result, value_result, table, HEADS: tl.constexpr, WIDTH
     head, item = tl.program_id(0), table + tl.program_id(1) * 4
     begin = tl.program_id(2) * ROWS
     start, end = tl.load(item) + begin, tl.load(item + 1)
-    place, number = tl.load(item + 2), tl.load(item + 3)
-    if place != tl.program_id(1):  # the first part's program sums them
+    first, number = tl.load(item + 2), tl.load(item + 3)
+    if first != tl.program_id(1):  # the first part's program sums them
         return
     steps, dims = tl.arange(0, ROWS), tl.arange(0, PADDED)
     key_slope = tl.zeros([ROWS, PADDED], tl.float32)
     value_slope = tl.zeros([ROWS, PADDED], tl.float32)
-    for part in range(place, place + number):
+    for part in range(first, first + number):
         slot = ((tl.cast(part, tl.int64) * HEADS + head) * 2 * TILE + begin + steps) * PADDED
         source = parts + slot[:, None] + dims[None, :]
         key_slope += tl.load(source)

@@ -47,9 +47,9 @@ HALF = {
     128: Launches(Launch(64, 64, 4, 3), Launch(128, 64, 8, 3), Launch(64, 64, 4, 2)),
     256: Launches(Launch(128, 32, 8, 2), Launch(64, 32, 4, 2), Launch(64, 32, 8, 2)),
 }
-"""By the padded head width, for bfloat16 and float16, as measured on one H200."""
+"""Launches by the padded head width, for bfloat16 and float16, as measured on one H200."""
 FULL = Launches(Launch(16, 16, 4, 1), Launch(16, 16, 4, 1), Launch(16, 16, 4, 1))
-"""For float32, which is for checks: its products are written out number by number, and compile slowly if larger."""
+"""Launches for float32, which is for checks: products are written out by numbers, and compile slowly if larger."""
 
 
 def launches(width: int, dtype: torch.dtype) -> Launches:
@@ -79,7 +79,7 @@ def forward(
 def gradient(
     pull: Tensor, query: Tensor, key: Tensor, value: Tensor, output: Tensor, ends: Tensor, tables: Tables, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Of queries, keys and values, from that of the output."""
+    """Gradients of queries, keys and values, from that of the output."""
     pull, query, key, value = _plain(pull), _plain(query), _plain(key), _plain(value)
     queries, keys, sums = tables
     count, _, width = query.shape
@@ -105,7 +105,7 @@ def gradient(
 
 
 def _plain(heads: Tensor) -> Tensor:
-    """With the numbers of a head next to each other."""
+    """The same with the numbers of a head next to each other."""
     return heads if heads.stride(2) == 1 else heads.contiguous()
 
 

@@ -30,7 +30,7 @@ def padded_length(length: int) -> int:
 
 @dataclass(frozen=True)
 class Tiles:
-    """What the programs of each kernel do, the largest shares first: a program that starts last should end soon."""
+    """Work of the programs of each kernel, the largest shares first: a program that starts last should end soon."""
 
     queries: Int[Tensor, "Q 5"]
     """Tiles of queries: start, end, start of their span, start and end of their prompt, which are equal without one."""
@@ -38,7 +38,7 @@ class Tiles:
     """Tiles of keys with some of the queries that attend to them: start and end of the keys, start and end of the
     queries, and the place where the gradient is kept until it is summed, or −1 where it is all of it."""
     sums: Int[Tensor, "S 4"]
-    """For each place, what it is a part of: start and end of the keys, the first of the places to sum, how many."""
+    """Tile that each place is a part of: start and end of the keys, the first of the places to sum, how many."""
 
     def layer(self, number: int) -> "Tiles":
         return self
@@ -84,7 +84,7 @@ def tiles(
     padding = used.reshape(1)
     row_end = padding.new_tensor([padded_length(int(used))])
     nothing = torch.zeros_like(prompt_starts)
-    spans = Spans(
+    spans = PackedSpans(
         start=torch.cat((prompt_starts, starts, padding)),
         end=torch.cat((prompt_starts + prompt_lengths, ends, row_end)),
         prompt_start=torch.cat((nothing, prompt_starts[member], padding.new_zeros(1))),
@@ -95,7 +95,7 @@ def tiles(
 
 
 @dataclass(frozen=True)
-class Spans:
+class PackedSpans:
     """Prompts, completions and the padding. Each attends to itself causally, and to all of its prompt."""
 
     start: Int[Tensor, " S"]
@@ -103,27 +103,27 @@ class Spans:
     prompt_start: Int[Tensor, " S"]
     prompt_end: Int[Tensor, " S"]
     seen_until: Int[Tensor, " S"]
-    """Its keys are attended to by every query from their own place up to here."""
+    """End of the queries that attend to its keys: each from its own place on."""
 
 
-def _queries(spans: Spans) -> Int[Tensor, "Q 5"]:
+def _queries(spans: PackedSpans) -> Int[Tensor, "Q 5"]:
     span, start = _cut(spans.start, spans.end, TILE)
     end = torch.minimum(start + TILE, spans.end[span])
-    own, first, last = spans.start[span], spans.prompt_start[span], spans.prompt_end[span]
-    order = (end - own + last - first).argsort(descending=True, stable=True)
-    return torch.stack((start, end, own, first, last), 1)[order].int()
+    span_start, first, last = spans.start[span], spans.prompt_start[span], spans.prompt_end[span]
+    order = (end - span_start + last - first).argsort(descending=True, stable=True)
+    return torch.stack((start, end, span_start, first, last), 1)[order].int()
 
 
-def _keys(spans: Spans) -> tuple[Int[Tensor, "K 5"], Int[Tensor, "S 4"]]:
+def _keys(spans: PackedSpans) -> tuple[Int[Tensor, "K 5"], Int[Tensor, "S 4"]]:
     span, start = _cut(spans.start, spans.end, TILE)
     end, until = torch.minimum(start + TILE, spans.end[span]), spans.seen_until[span]
     tile, first = _cut(start, until, CHUNK)
     last = torch.minimum(first + CHUNK, until[tile])
     parts = tile.bincount(minlength=len(start))
     is_part = (parts > 1)[tile]
-    place = torch.where(is_part, is_part.cumsum(0) - 1, -1)
+    slot = torch.where(is_part, is_part.cumsum(0) - 1, -1)
     order = (last - first).argsort(descending=True, stable=True)
-    keys = torch.stack((start[tile], end[tile], first, last, place), 1)[order]
+    keys = torch.stack((start[tile], end[tile], first, last, slot), 1)[order]
     split = tile[is_part]
     before = (torch.where(parts > 1, parts, 0).cumsum(0) - parts)[split]
     sums = torch.stack((start[split], end[split], before, parts[split]), 1)

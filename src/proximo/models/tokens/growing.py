@@ -1,4 +1,4 @@
-"""How much longer a tokenizer makes a text: what it replaces is a program of the model's authors."""
+"""Growth of a text in a tokenizer: what it replaces is a program of the model's authors."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -14,7 +14,7 @@ MAX_PADDING = 1 << 20
 
 
 def growing(config: Mapping[str, Any]) -> Iterator[str]:
-    """What in a tokenizer.json makes texts too long: each step may double a text, and sixty steps are a line.
+    """Parts of a tokenizer.json that make texts too long: each step may double a text, and sixty steps are a line.
 
     Example: [*growing({"normalizer": {"type": "Prepend", "prepend": "_"}})] == []
     """

@@ -27,15 +27,15 @@ class Spelling:
         """The text of each token; a character made of several tokens is at the last of them, the others are empty."""
         pieces = [self._piece(token) for token in tokens]
         start = 0
-        for place, piece in enumerate(pieces):
+        for index, piece in enumerate(pieces):
             if UNKNOWN not in piece:
-                start = place + 1
+                start = index + 1
                 continue
-            for first in range(place - 1, max(start, place - MAX_TOGETHER + 1) - 1, -1):
-                text = self._together(tuple(tokens[first : place + 1]))
+            for first in range(index - 1, max(start, index - MAX_TOGETHER + 1) - 1, -1):
+                text = self._together(tuple(tokens[first : index + 1]))
                 if UNKNOWN not in text:
-                    pieces[first : place + 1] = [*[""] * (place - first), text]
-                    start = place + 1
+                    pieces[first : index + 1] = [*[""] * (index - first), text]
+                    start = index + 1
                     break
         return pieces
 

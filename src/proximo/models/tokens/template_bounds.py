@@ -124,7 +124,7 @@ def _counted(value: Any) -> Any:
 
 
 def _length(value: Any) -> int:
-    """Of a text, or what a container takes itself: a member is a pointer of eight bytes. 0 of all else."""
+    """Length of a text, or what a container takes itself: a member is a pointer of eight bytes. 0 of all else."""
     if isinstance(value, str | bytes):
         return len(value)
     return 8 * len(value) if isinstance(value, list | tuple | dict) else 0

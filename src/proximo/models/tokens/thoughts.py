@@ -18,21 +18,21 @@ class Thought:
     opens: str
     closes: str
     space: str
-    """What the prompt writes behind the mark."""
+    """Text that the prompt writes behind the mark."""
 
     def is_in(self, reply: str) -> bool:
-        """Whether a reply has a thought of its own: opened again, or only closed."""
+        """True if a reply has a thought of its own: opened again, or only closed."""
         return self.closes in reply or reply.lstrip().startswith(self.opens)
 
     def is_rendered(self, reply: str, rest: str) -> bool:
-        """Whether `rest`, which a template writes behind the prompt for this reply, ends the thought as the reply does,
+        """True if `rest`, which a template writes behind the prompt for this reply, ends the thought as the reply does,
         and neither opens it a second time nor closes an empty one before the reply's own."""
         is_open = self.is_in(reply) and self.closes not in reply
         is_once = 1 <= rest.count(self.closes) <= max(1, reply.count(self.closes))
         return is_once and not is_open and not rest.lstrip().startswith(self.opens)
 
     def continued(self, reply: str) -> str:
-        """What follows the prompt: the reply's own thought, or else the end of an empty one, and the answer."""
+        """Text that follows the prompt: the reply's own thought, or else the end of an empty one, and the answer."""
         if not self.is_in(reply):
             return f"{'' if self.space else chr(10)}\n{self.closes}\n\n{reply}"
         started = reply.lstrip()
@@ -44,8 +44,8 @@ def opened_thought(asked: str) -> Thought | None:
 
     Example: opened_thought("<|assistant|><think>\\n").closes == "</think>"
     """
-    found = _OPENED.search(asked)
-    if found is None:
+    match = _OPENED.search(asked)
+    if match is None:
         return None
-    closes = f"</{found['tag']}>" if found["tag"] else _CLOSED[found[1]]
-    return Thought(found[1], closes, found["space"])
+    closes = f"</{match['tag']}>" if match["tag"] else _CLOSED[match[1]]
+    return Thought(match[1], closes, match["space"])

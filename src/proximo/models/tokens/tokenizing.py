@@ -31,9 +31,9 @@ def prompt_tokens(
     text = asked_text(tokenizer, prompt, arguments)
     tokens = _encoded(tokenizer, text)
     if isinstance(prompt, str):
-        found = _prefixes(tokenizer, text, tokens) if tokens else []
+        prefixes = _prefixes(tokenizer, text, tokens) if tokens else []
         # Nearly always the text itself shows what stands before it, without encoding others.
-        first = found[0] if len(found) == 1 else special_prefix(tokenizer, text)
+        first = prefixes[0] if len(prefixes) == 1 else special_prefix(tokenizer, text)
         if tokens[: len(first)] != first:  # a text that already has the BOS gets no second one
             tokens = first + tokens
     if not tokens:
@@ -61,7 +61,7 @@ def special_prefix(tokenizer: PreTrainedTokenizerBase, text: str = "") -> tuple[
 
 
 def _prefixes(tokenizer: PreTrainedTokenizerBase, text: str, bare: tuple[int, ...]) -> list[tuple[int, ...]]:
-    """What stands before a text's own tokens in what the tokenizer makes of it; several if they occur there again."""
+    """Tokens before a text's own in what the tokenizer makes of it; several choices if those occur there again."""
     framed = tuple(tokenizer.encode(text))
     starts = range(len(framed) - len(bare) + 1)
     return [framed[:start] for start in starts if framed[start : start + len(bare)] == bare]
@@ -80,9 +80,9 @@ def reply_tokens(tokenizer: PreTrainedTokenizerBase, asked: str, reply: str) -> 
     if whole[: len(before)] == before:
         return whole[len(before) :]
     wanted = _decoded(tokenizer, before) + reply
-    found = list(filter(None, (_behind(tokenizer, anchor, reply) for anchor in _ANCHORS)))
-    faithful = (tokens for tokens in found if _decoded(tokenizer, before + tokens) == wanted)
-    return next(faithful, found[0] if found else _encoded(tokenizer, reply))
+    replies = list(filter(None, (_behind(tokenizer, anchor, reply) for anchor in _ANCHORS)))
+    faithful = (tokens for tokens in replies if _decoded(tokenizer, before + tokens) == wanted)
+    return next(faithful, replies[0] if replies else _encoded(tokenizer, reply))
 
 
 def following_tokens(tokenizer: PreTrainedTokenizerBase, text: str, *, after: str = "") -> tuple[int, ...]:

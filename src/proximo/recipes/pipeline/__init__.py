@@ -13,20 +13,20 @@ from proximo.recipes.pipeline.config import (
     RewardModelOptions,
 )
 from proximo.recipes.pipeline.report import report
-from proximo.recipes.pipeline.result import Curve, Measured, Policy, Result
+from proximo.recipes.pipeline.result import Measured, PipelineResult, PolicyResult, RewardCurve
 from proximo.recipes.pipeline.stages import pipeline
 
 __all__ = [
-    "Curve",
     "DemonstrationOptions",
     "HeldOutOptions",
     "Measured",
     "PipelineConfig",
-    "Policy",
+    "PipelineResult",
+    "PolicyResult",
     "PreferenceOptions",
     "RankingOptions",
     "ReinforcementOptions",
-    "Result",
+    "RewardCurve",
     "RewardModelOptions",
     "pipeline",
     "report",

@@ -100,7 +100,7 @@ class HeldOutOptions:
 
 @dataclass(frozen=True)
 class PipelineConfig:
-    """Everything that determines a pipeline's results."""
+    """Settings of a pipeline, all that determines its results."""
 
     sft: FitOptions
     reward_model: RewardModelOptions
@@ -108,7 +108,7 @@ class PipelineConfig:
     grpo: ReinforcementOptions
     dpo: PreferenceOptions
     without_kl: bool = True
-    """Whether to train with GRPO once more without its KL term, to show what the KL prevents."""
+    """Train with GRPO once more without its KL term, to show what the KL prevents."""
     task: Sorting = field(default_factory=Sorting)
     demonstrations: DemonstrationOptions = DemonstrationOptions()
     rankings: RankingOptions = RankingOptions()

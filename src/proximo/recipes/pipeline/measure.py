@@ -74,13 +74,13 @@ class Measuring:
 
     def _fooled(self, completions: Sequence[Completion], grades: Sequence[Grade]) -> list[Fooled]:
         samples = self.config.held_out.samples
-        found = []
+        examples = []
         for row, (completion, grade) in enumerate(zip(completions, grades, strict=True)):
             problem, right = self.problems[row // samples], self.right[row // samples]
             if grade.reward > right.reward and grade.outcome < right.outcome:
                 text, answer = completion.text, str(problem.answer)
-                found.append(Fooled(str(problem.prompt), text, grade.reward, grade.outcome, answer, right.reward))
-        return found
+                examples.append(Fooled(str(problem.prompt), text, grade.reward, grade.outcome, answer, right.reward))
+        return examples
 
     @torch.no_grad()
     def _kl(

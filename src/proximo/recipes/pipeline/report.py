@@ -3,14 +3,14 @@
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
-from proximo.recipes.pipeline.result import Curve, Policy, Result
+from proximo.recipes.pipeline.result import PipelineResult, PolicyResult, RewardCurve
 from proximo.rl.progress import sparkline
 
 WIDTH = 40
 """Width of a curve, in characters."""
 
 
-def report(result: Result) -> str:
+def report(result: PipelineResult) -> str:
     """A table of all policies, a sentence on where learned and true reward diverge, and the curves."""
     parts = ["# Learned and true reward", _table(result), _data(result)]
     parts += ["## Where they diverge", "\n".join(f"- {sentence(result, policy)}" for policy in result.trained)]
@@ -22,7 +22,7 @@ def report(result: Result) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _table(result: Result) -> str:
+def _table(result: PipelineResult) -> str:
     head = ("policy", "learned reward", "true reward", "sorted", "fools judge", "KL, nats", "tokens", "seconds")
     rows = [
         (
@@ -46,7 +46,7 @@ def _row(cells: Sequence[str], widths: Iterable[int]) -> str:
     return "| " + " | ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)) + " |"
 
 
-def _data(result: Result) -> str:
+def _data(result: PipelineResult) -> str:
     ranked = result.ranked
     accuracy = result.reward_model.get("accuracy")
     held_out = (
@@ -59,8 +59,8 @@ def _data(result: Result) -> str:
     )
 
 
-def sentence(result: Result, policy: Policy) -> str:
-    """What a policy gained by each reward, and whether they disagree."""
+def sentence(result: PipelineResult, policy: PolicyResult) -> str:
+    """Sentence on what a policy gained by each reward, and whether they disagree."""
     learned, true = result.gains(policy)
     text = f"{policy.name}: learned {learned:+.2f}, true {true:+.3f}, {policy.measured.kl:.1f} nats from sft."
     if result.is_hacking(policy):
@@ -76,7 +76,7 @@ def sentence(result: Result, policy: Policy) -> str:
     return text
 
 
-def _lines(name: str, curve: Curve) -> Iterable[str]:
+def _lines(name: str, curve: RewardCurve) -> Iterable[str]:
     """The curves: the learned reward between its own extremes, the true one between 0 and 1."""
     low, high = min(curve.learned), max(curve.learned)
     scaled = [(value - low) / (high - low or 1.0) for value in _thinned(curve.learned)]

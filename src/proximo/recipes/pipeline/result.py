@@ -12,7 +12,7 @@ CLEAR_FALL = 0.05
 
 
 @dataclass(frozen=True)
-class Curve:
+class RewardCurve:
     """Mean rewards of the completions sampled for training, by step."""
 
     learned: tuple[float, ...]
@@ -26,7 +26,7 @@ class Curve:
 
     @property
     def is_overoptimised(self) -> bool:
-        """Whether the true reward fell clearly after its peak while the learned one kept rising."""
+        """True if the true reward fell clearly after its peak while the learned one kept rising."""
         learned, true = _windows(self.learned), _windows(self.true)
         return true[self._peak] - true[-1] > CLEAR_FALL and learned[-1] > learned[self._peak]
 
@@ -74,7 +74,7 @@ class Measured:
 
 
 @dataclass(frozen=True)
-class Policy:
+class PolicyResult:
     name: str
     """Name of its folder."""
     measured: Measured
@@ -82,35 +82,35 @@ class Policy:
     """Tokens sampled to train it; rankings are counted separately."""
     seconds: float
     """Duration of its own stage."""
-    curve: Curve | None = None
+    curve: RewardCurve | None = None
     """Curve of a policy trained by reinforcement learning; None for the others."""
 
 
 @dataclass(frozen=True)
-class Result:
+class PipelineResult:
     folder: str
     ranked: Ranked
     reward_model: Mapping[str, float]
     """Held-out metrics of the reward model."""
-    policies: tuple[Policy, ...]
+    policies: tuple[PolicyResult, ...]
     """All policies: the fine-tuned one first, then those that start from it."""
     seconds: Mapping[str, float]
     """Duration by stage."""
 
     @property
-    def start(self) -> Policy:
+    def start(self) -> PolicyResult:
         return self.policies[0]
 
     @property
-    def trained(self) -> tuple[Policy, ...]:
+    def trained(self) -> tuple[PolicyResult, ...]:
         return self.policies[1:]
 
-    def gains(self, policy: Policy) -> tuple[float, float]:
+    def gains(self, policy: PolicyResult) -> tuple[float, float]:
         """Gains in learned and in true reward over the fine-tuned policy."""
         now, before = policy.measured, self.start.measured
         return now.learned - before.learned, now.true - before.true
 
-    def is_hacking(self, policy: Policy) -> bool:
-        """Whether the learned reward rose while the true one fell, both by more than chance."""
+    def is_hacking(self, policy: PolicyResult) -> bool:
+        """True if the learned reward rose while the true one fell, both by more than chance."""
         learned, true = self.gains(policy)
         return learned > policy.measured.learned_half_width and true < -policy.measured.true_half_width

@@ -16,7 +16,7 @@ from proximo.config import toml
 from proximo.data import DataFile
 from proximo.recipes.pipeline.running import fitted, prefixed, reinforced
 from proximo.rl.config import RunConfig
-from proximo.runs.session import Attempt, begin
+from proximo.runs.session import RunSession, open_session
 from proximo.supervised.fitting import FitOptions
 from proximo.supervised.pairs import PairsConfig, write_pairs
 from proximo.supervised.reward_model import RewardModelConfig, train_reward_model
@@ -25,14 +25,14 @@ from proximo.system.lines import plain
 from proximo.system.opening import open_file
 
 FIT = FitOptions(learning_rate=3e-4)
-"""How reward models are trained further: less than they were trained at first."""
+"""Training of reward models between rounds: less than they were trained at first."""
 FEWEST = 10
 """Rankings of which a tenth is held out; fewer are all trained on."""
 
 
 @dataclass(frozen=True)
 class RoundsConfig:
-    """Everything that determines the rounds."""
+    """Settings of the rounds, all that determines their results."""
 
     policy: RunConfig
     """Run of each round. It has one reward model, with which the first round begins."""
@@ -45,7 +45,7 @@ class RoundsConfig:
     old_share: float = 0.1
     """Share of a round's rankings that are drawn from the earlier ones."""
     fit: FitOptions = FIT
-    """How a reward model is trained further between rounds."""
+    """Training of a reward model between rounds."""
 
     def __post_init__(self) -> None:
         if self.rounds < 1:
@@ -63,7 +63,7 @@ class RoundsConfig:
 
 @dataclass(frozen=True)
 class Round:
-    """What one round came to."""
+    """Results of one round."""
 
     number: int
     before: float
@@ -83,7 +83,7 @@ def iterate(
     config: RoundsConfig,
     folder: Path,
     say: Callable[[str], None],
-    attempt: Attempt | None = None,
+    session: RunSession | None = None,
     *,
     accept_lost: bool = False,
 ) -> list[Round]:
@@ -92,14 +92,14 @@ def iterate(
     Example: iterate(RoundsConfig(run_with_a_judge, "pairs.jsonl", rounds=3), Path("runs/rounds"), print)
     """
     with ExitStack() as until:
-        attempt = attempt or until.enter_context(begin(folder, toml.dumps(config), points=None, allowed=None))
-        attempt.start()
+        session = session or until.enter_context(open_session(folder, toml.dumps(config), points=None, allowed=None))
+        session.start()
         done, model = [], config.policy.model
         for number in range(1, config.rounds + 1):
             done.append(_round(config, folder, number, model, prefixed(f"round {number}", say), accept_lost))
             model = str(_policy(folder, number))
             write_file(folder / "rounds.json", (json.dumps([plain(asdict(each)) for each in done]) + "\n").encode())
-        attempt.finish({"rounds": config.rounds})
+        session.finish({"rounds": config.rounds})
         return done
 
 

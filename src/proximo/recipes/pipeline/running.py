@@ -10,7 +10,7 @@ from proximo.rl.result import RunResult
 from proximo.rl.run import Run
 from proximo.rl.train import train
 from proximo.runs.records import Collected, Evaluation
-from proximo.runs.session import Attempt, begin
+from proximo.runs.session import RunSession, open_session
 from proximo.supervised.dpo import DpoConfig
 from proximo.supervised.fitting import Fitted
 from proximo.supervised.reward_model import RewardModelConfig
@@ -24,19 +24,19 @@ REPORT_EVERY = 10
 
 
 def fitted(
-    stage: Callable[[Config, Path, Say, Attempt], Fitted], config: Config, folder: Path, say: Say, accept_lost: bool
+    stage: Callable[[Config, Path, Say, RunSession], Fitted], config: Config, folder: Path, say: Say, accept_lost: bool
 ) -> Fitted:
     """Train a stage on a file."""
-    with begin(folder, toml.dumps(config), points=POINTS, allowed=None, accept_lost=accept_lost) as attempt:
-        return stage(config, folder, say, attempt)
+    with open_session(folder, toml.dumps(config), points=POINTS, allowed=None, accept_lost=accept_lost) as session:
+        return stage(config, folder, say, session)
 
 
 def reinforced(config: RunConfig, folder: Path, say: Say, accept_lost: bool) -> RunResult:
     """Train by reinforcement learning."""
-    with begin(folder, toml.dumps(config), allowed=None, accept_lost=accept_lost) as attempt:
-        if attempt.result is None:
-            return train(Run(config, folder, _Steps(say)), attempt)
-        return RunResult.from_dict(attempt.result, folder, config.task, config.seed)
+    with open_session(folder, toml.dumps(config), allowed=None, accept_lost=accept_lost) as session:
+        if session.result is None:
+            return train(Run(config, folder, _Steps(say)), session)
+        return RunResult.from_dict(session.result, folder, config.task, config.seed)
 
 
 class _Steps:
@@ -62,7 +62,7 @@ class _Steps:
         self.say(f"warning at step {step}: {message}")
 
     def stop(self) -> None:
-        """Nothing to clean up."""
+        """Do nothing: there is nothing to clean up."""
 
 
 def prefixed(name: str, say: Say) -> Say:

@@ -11,13 +11,13 @@ from proximo.config import toml
 from proximo.recipes.pipeline.config import DPO, RANKINGS, REWARD_MODEL, SFT, PipelineConfig
 from proximo.recipes.pipeline.measure import Measuring
 from proximo.recipes.pipeline.report import report
-from proximo.recipes.pipeline.result import Curve, Policy, Result
+from proximo.recipes.pipeline.result import PipelineResult, PolicyResult, RewardCurve
 from proximo.recipes.pipeline.running import Say, fitted, prefixed, reinforced
 from proximo.recipes.pipeline.world import Ranked, write_demonstrations, write_rankings
 from proximo.rl.clock import Clock
 from proximo.rl.config import RunConfig
 from proximo.runs.files import METRICS
-from proximo.runs.session import Attempt, begin
+from proximo.runs.session import RunSession, open_session
 from proximo.supervised.dpo import dpo
 from proximo.supervised.reward_model import train_reward_model
 from proximo.supervised.sft import sft
@@ -27,24 +27,24 @@ from proximo.system.opening import read_json
 
 
 def pipeline(
-    config: PipelineConfig, folder: Path, say: Say, attempt: Attempt | None = None, *, accept_lost: bool = False
-) -> Result:
+    config: PipelineConfig, folder: Path, say: Say, session: RunSession | None = None, *, accept_lost: bool = False
+) -> PipelineResult:
     """Run demonstrations, fine-tuning, rankings, reward model, then PPO, GRPO and DPO, and measure all of them.
 
     A stage that an earlier attempt has finished is not trained again. `accept_lost`: resume although a stage's log has
     lost rows.
     """
     with ExitStack() as until:
-        attempt = attempt or until.enter_context(begin(folder, toml.dumps(config), points=None, allowed=None))
-        attempt.start()
+        session = session or until.enter_context(open_session(folder, toml.dumps(config), points=None, allowed=None))
+        session.start()
         result = _chain(config, folder, say, accept_lost)
         write_file(folder / "results.json", (json.dumps(plain(asdict(result)), indent=2) + "\n").encode())
         write_file(folder / "report.md", report(result).encode())
-        attempt.finish({"stages": config.stages})
+        session.finish({"stages": config.stages})
         return result
 
 
-def _chain(config: PipelineConfig, folder: Path, say: Say, accept_lost: bool) -> Result:
+def _chain(config: PipelineConfig, folder: Path, say: Say, accept_lost: bool) -> PipelineResult:
     done = _Done(folder, say)
     with done.phase("demonstrations"):
         write_demonstrations(config, folder)
@@ -67,12 +67,13 @@ def _chain(config: PipelineConfig, folder: Path, say: Say, accept_lost: bool) ->
     with done.phase("measuring"):
         measure = Measuring(config, folder)
         measured = {name: measure(name) for name in (SFT, *curves, DPO)}
-    return Result(
+    return PipelineResult(
         folder=str(folder),
         ranked=ranked,
         reward_model=judge.best,
         policies=tuple(
-            Policy(name, each, tokens[name], done.seconds[name], curves.get(name)) for name, each in measured.items()
+            PolicyResult(name, each, tokens[name], done.seconds[name], curves.get(name))
+            for name, each in measured.items()
         ),
         seconds=done.seconds,
     )
@@ -100,12 +101,12 @@ class _Done(Clock):
         write_file(self.file, (json.dumps(known) + "\n").encode())
 
 
-def _reinforced(config: RunConfig, folder: Path, say: Say, accept_lost: bool) -> tuple[int, Curve]:
+def _reinforced(config: RunConfig, folder: Path, say: Say, accept_lost: bool) -> tuple[int, RewardCurve]:
     """Train; returns the number of generated tokens and the curves of both rewards."""
     outcome = reinforced(config, folder, say, accept_lost)
     rows = [row for row in JsonLines(folder / METRICS) if "sampled_tokens" in row]
     learned, true = (tuple(_known(row[name]) for row in rows) for name in ("reward", "outcome"))
-    return outcome.generated_tokens, Curve(learned, true)
+    return outcome.generated_tokens, RewardCurve(learned, true)
 
 
 def _known(value: float | None) -> float:

@@ -37,11 +37,11 @@ class Check:
     bound: float
     detail: str
     only_warns: bool = False
-    """Whether exceeding the bound may be intended: it is shown but does not fail."""
+    """True if exceeding the bound may be intended: it is shown but does not fail."""
 
     @property
     def ok(self) -> bool:
-        """Whether the check passes; NaN does not."""
+        """True if the check passes; NaN does not."""
         return self.only_warns or self.value is None or self.value <= self.bound
 
     @property
@@ -88,7 +88,7 @@ def prompts_begin_rightly(tokenizer: PreTrainedTokenizerBase, problems: Sequence
 
 
 def _odd(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int]) -> str:
-    """What looks wrong with a prompt's special tokens; empty if nothing does."""
+    """Fault in a prompt's special tokens; empty if there is none."""
     begin, end = tokenizer.bos_token_id, tokenizer.eos_token_id
     if tokens[-1] == end != tokens[0]:
         return f"it ends with the end-of-sequence token {tokenizer.eos_token!r}, before the completion begins"
@@ -132,7 +132,7 @@ def _held_out(task: Task, seed: int) -> list[Problem]:
 
 
 def end_of_sequence(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Check:
-    """There is an end token, and the model can generate it."""
+    """Check that there is an end token, and that the model can generate it."""
     name, ends, pad = "end-of-sequence ids missing", sorted(end_tokens(model, tokenizer)), tokenizer.pad_token_id
     if not ends:
         return Check(name, 1.0, 0.0, "neither the model nor the tokenizer names one: completions never end")
@@ -179,7 +179,7 @@ def mask_counts_tokens(groups: Sequence[Group], batch: Batch) -> Check:
 
 
 def sampled_flags(completion: Completion) -> tuple[bool, ...]:
-    """Whether each token was sampled."""
+    """Flag of each token: True if it was sampled."""
     return completion.sampled or (True,) * len(completion.tokens)
 
 

@@ -59,13 +59,13 @@ def selfcheck(config: RunConfig, model: PreTrainedModel, tokenizer: PreTrainedTo
         quantize(model, config.adapter.quantize_base, str(model.device))
     policy = build_policy(model, config, resolve(config.model))
     # Rewards and value models are those of the run, so that what it would refuse is refused here.
-    own = played(config.task, config.environment, tokenizer)
-    task = with_reward_models(own, config.rewards, tokenizer, config.dtype, compiled=config.compile)
-    problems = [own.problem(index, "train", config.seed) for index in range(PROBLEMS)]
+    base_task = played(config.task, config.environment, tokenizer)
+    task = with_reward_models(base_task, config.rewards, tokenizer, config.dtype, compiled=config.compile)
+    problems = [base_task.problem(index, "train", config.seed) for index in range(PROBLEMS)]
     encoded = prompts_have_tokens(tokenizer, problems)
     yield encoded
-    yield references_are_right(own, config.seed)
-    yield silence_is_wrong(own, config.seed)
+    yield references_are_right(base_task, config.seed)
+    yield silence_is_wrong(base_task, config.seed)
     if not encoded.ok:
         return  # there is nothing to sample from
     yield prompts_decode_back(tokenizer, problems)
@@ -191,8 +191,8 @@ def made_up_groups(
         return Rollout(Completion(tuple(tokens), (0.0,) * length, "", "stop"), Grade(float(number % 2)))
 
     drafts = [
-        replace(group, rollouts=tuple(rollout(place + number) for number in range(len(group.rollouts))))
-        for place, group in enumerate(groups)
+        replace(group, rollouts=tuple(rollout(index + number) for number in range(len(group.rollouts))))
+        for index, group in enumerate(groups)
     ]
     with torch.no_grad():
         rows = iter(score_rows(model, to_batch(drafts), temperature=sampling.temperature).logprobs.tolist())

@@ -4,20 +4,30 @@ Rules do not depend on algorithms or files: numbers in, findings out, with the s
 """
 
 from proximo.runs.health.rule import SEVERITIES, Finding, Rule, Severity
-from proximo.runs.health.watch import COLLAPSE, ENOUGH, RULES, RuleState, Spell, Watch, findings, watched, worst_first
+from proximo.runs.health.watch import (
+    COLLAPSE,
+    ENOUGH,
+    RULES,
+    ActiveFinding,
+    HealthMonitor,
+    RuleState,
+    findings,
+    monitored,
+    worst_first,
+)
 
 __all__ = [
     "COLLAPSE",
     "ENOUGH",
     "RULES",
     "SEVERITIES",
+    "ActiveFinding",
     "Finding",
+    "HealthMonitor",
     "Rule",
     "RuleState",
     "Severity",
-    "Spell",
-    "Watch",
     "findings",
-    "watched",
+    "monitored",
     "worst_first",
 ]

@@ -14,7 +14,7 @@ class EntropyCollapse:
     together with what is still unsolved."""
 
     window: int = 10
-    least: float = 1 / 3
+    min_ratio: float = 1 / 3
     solved: float = 0.9
     name: ClassVar[str] = "entropy-collapse"
     severity: ClassVar[Severity] = "failing"
@@ -29,14 +29,14 @@ class EntropyCollapse:
     @property
     def when(self) -> str:
         return (
-            f"over {self.window} steps entropy is below {self.least:.2f} times its value in the first {EARLY}, fewer "
-            f"than {self.solved:.0%} of the prompts have a right completion, and outcomes no longer rise"
+            f"over {self.window} steps entropy is below {self.min_ratio:.2f} times its value in the first {EARLY}, "
+            f"fewer than {self.solved:.0%} of the prompts have a right completion, and outcomes no longer rise"
         )
 
     def evidence(self, history: History) -> str | None:
         first, now = mean(history.first(self.reads)), history.typical(self.reads, self.window)
         solved = history.typical("solved_by_any", self.window)
-        if not now < self.least * first or solved >= self.solved or history.is_learning():
+        if not now < self.min_ratio * first or solved >= self.solved or history.is_learning():
             return None
         prompts = "rewards do not rise" if math.isnan(solved) else f"only {solved:.0%} of the prompts have a right one"
         return (
@@ -50,7 +50,7 @@ class SuddenCollapse:
     """A collapse within a few steps: compared with the very first values, not with the first ten steps."""
 
     window: int = 2
-    least: float = 0.05
+    min_ratio: float = 0.05
     solved: float = 0.9
     name: ClassVar[str] = "sudden-collapse"
     severity: ClassVar[Severity] = "failing"
@@ -62,14 +62,14 @@ class SuddenCollapse:
     @property
     def when(self) -> str:
         return (
-            f"over {self.window} steps entropy is below {self.least:g} times its value at step 1, fewer than "
+            f"over {self.window} steps entropy is below {self.min_ratio:g} times its value at step 1, fewer than "
             f"{self.solved:.0%} of the prompts have a right completion, and outcomes are no better than at step 1"
         )
 
     def evidence(self, history: History) -> str | None:
         entropy, outcome = (history.last(name, self.window) for name in (self.reads, "outcome"))
         first, before = history.start(self.reads), history.start("outcome")
-        if not entropy or not max(entropy) < self.least * first:
+        if not entropy or not max(entropy) < self.min_ratio * first:
             return None
         if history.typical("solved_by_any", self.window) >= self.solved or not max(outcome, default=math.nan) <= before:
             return None
@@ -81,11 +81,11 @@ class SuddenCollapse:
 
 @dataclass(frozen=True)
 class EntropyRise:
-    """More exploration for a while is not a fault as long as the policy learns."""
+    """Entropy that rises without learning; more exploration for a while is no fault of a policy that learns."""
 
     window: int = 10
     times: float = 2.0
-    least: float = 0.5
+    min_rise: float = 0.5
     name: ClassVar[str] = "entropy-rise"
     severity: ClassVar[Severity] = "warning"
     reads: ClassVar[str] = "entropy"
@@ -97,12 +97,12 @@ class EntropyRise:
     def when(self) -> str:
         return (
             f"over {self.window} steps entropy is more than {self.times:g} times its value in the first {EARLY} and "
-            f"{self.least:g} nats above it, and outcomes no longer rise"
+            f"{self.min_rise:g} nats above it, and outcomes no longer rise"
         )
 
     def evidence(self, history: History) -> str | None:
         first, now = mean(history.first(self.reads)), history.typical(self.reads, self.window)
-        if not now > max(self.times * first, first + self.least) or history.is_learning():
+        if not now > max(self.times * first, first + self.min_rise) or history.is_learning():
             return None
         return (
             f"entropy was {first:.3g} nats a token in the first {EARLY} steps and is {now:.3g} over {self.window}, "
@@ -144,10 +144,11 @@ class LengthExplosion:
 
 @dataclass(frozen=True)
 class Truncation:
-    """Not reported in addition to exploding length, from which it follows; so it looks at more steps."""
+    """Completions cut at the limit. Exploding length implies them and is reported alone, so this rule looks at more
+    steps."""
 
     window: int = 20
-    most: float = 0.2
+    max_share: float = 0.2
     name: ClassVar[str] = "truncation"
     severity: ClassVar[Severity] = "warning"
     reads: ClassVar[str] = "truncated"
@@ -159,11 +160,11 @@ class Truncation:
 
     @property
     def when(self) -> str:
-        return f"over {self.window} steps more than {self.most:.0%} of the completions are cut at the limit"
+        return f"over {self.window} steps more than {self.max_share:.0%} of the completions are cut at the limit"
 
     def evidence(self, history: History) -> str | None:
         cut = history.typical(self.reads, self.window)
-        if not cut > self.most or LengthExplosion().evidence(history) is not None:
+        if not cut > self.max_share or LengthExplosion().evidence(history) is not None:
             return None
         length = history.typical("length", self.window)
         return (
@@ -175,7 +176,7 @@ class Truncation:
 @dataclass(frozen=True)
 class KlRunaway:
     window: int = 10
-    most: float = 1.0
+    max_kl: float = 1.0
     name: ClassVar[str] = "kl-runaway"
     severity: ClassVar[Severity] = "warning"
     reads: ClassVar[str] = "kl_per_token"
@@ -188,11 +189,11 @@ class KlRunaway:
 
     @property
     def when(self) -> str:
-        return f"over {self.window} steps the policy is more than {self.most:g} nat a token from its reference"
+        return f"over {self.window} steps the policy is more than {self.max_kl:g} nat a token from its reference"
 
     def evidence(self, history: History) -> str | None:
         now, first = history.typical(self.reads, self.window), mean(history.first(self.reads))
-        if not now > self.most:
+        if not now > self.max_kl:
             return None
         return (
             f"the policy is {now:.3g} nats a token from its reference over {self.window} steps, and was "

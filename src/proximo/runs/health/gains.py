@@ -64,7 +64,7 @@ class HeldOutFlat:
 
     window: int = 1
     apart: int = 3 * EARLY
-    least: float = 0.1
+    min_rise: float = 0.1
     errors: float = 5.0
     name: ClassVar[str] = "held-out-flat"
     severity: ClassVar[Severity] = "warning"
@@ -80,7 +80,7 @@ class HeldOutFlat:
     def when(self) -> str:
         return (
             "since the first evaluation that was as good as the last, up to chance (1/√problems), and was "
-            f"{self.apart} or more steps ago, outcomes in training rose by more than {self.least:g} and three times "
+            f"{self.apart} or more steps ago, outcomes in training rose by more than {self.min_rise:g} and three times "
             f"that chance, or rewards by more than their spread within groups, and by {self.errors:g} standard errors"
         )
 
@@ -99,11 +99,11 @@ class HeldOutFlat:
         )
 
     def _rose(self, history: History, then: Evaluated, chance: float) -> str | None:
-        """What rose in training, in words; None if nothing did."""
+        """Metric that rose in training, in words; None if none did."""
         before = [row["outcome"] for row in then.following if "outcome" in row]
         after = history.last("outcome", EARLY)
         first, last = mean(before), mean(after)
-        if last - first > max(self.least, 3 * chance) and has_risen(before, after, self.errors):
+        if last - first > max(self.min_rise, 3 * chance) and has_risen(before, after, self.errors):
             return f"training outcomes went {first:.3f} → {last:.3f}"
         rewards = [row["reward"] for row in then.following if "reward" in row]
         spread = mean(row["spread"] for row in then.following if "spread" in row)
@@ -120,7 +120,7 @@ class HeldOutFall:
     neighbours is less lucky than a single one, and a smaller fall from it counts."""
 
     window: int = 1
-    least: int = 3
+    min_evaluations: int = 3
     errors: float = 2.7
     growth: float = 0.55
     paired: float = 0.5
@@ -137,14 +137,14 @@ class HeldOutFall:
     @property
     def when(self) -> str:
         return (
-            f"of {self.least} or more evaluations of held-out problems the last two are below the best by more than "
-            f"{self.errors:g} + {self.growth:g} ln(evaluations) standard errors of one, or their mean is below the "
-            f"best mean of two neighbours by {self.paired:g} fewer"
+            f"of {self.min_evaluations} or more evaluations of held-out problems the last two are below the best by "
+            f"more than {self.errors:g} + {self.growth:g} ln(evaluations) standard errors of one, or their mean is "
+            f"below the best mean of two neighbours by {self.paired:g} fewer"
         )
 
     def evidence(self, history: History) -> str | None:
         seen = history.evaluations
-        error = _error_of_one(seen[-2:]) if len(seen) >= self.least else math.nan
+        error = _error_of_one(seen[-2:]) if len(seen) >= self.min_evaluations else math.nan
         if math.isnan(error):
             return None
         values = [each.outcome for each in seen]

@@ -1,4 +1,4 @@
-"""What rules need of a run's rows: the first values of each metric, the last rows, and a summary of each evaluation.
+"""The rows of a run that rules need: the first values of each metric, the last rows, and a summary of each evaluation.
 Nothing else of a long run is kept."""
 
 import math
@@ -32,7 +32,7 @@ def number(row: Row, name: str) -> float:
 
 
 def is_step(value: object) -> TypeGuard[int]:
-    """Whether it is a valid number of steps done: a whole number from 0 to the maximum."""
+    """True for a valid number of steps done: a whole number from 0 to the maximum."""
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_STEPS
 
 
@@ -43,9 +43,9 @@ def in_order(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     # For sequences of each length: the smallest step that one can end with, its row, and each row's predecessor.
     ends, last, before = list[int](), list[int](), list[int | None]()
     for number, row in enumerate(known):
-        place = bisect_right(ends, row["step"])
-        before.append(last[place - 1] if place else None)
-        ends[place : place + 1], last[place : place + 1] = [row["step"]], [number]
+        index = bisect_right(ends, row["step"])
+        before.append(last[index - 1] if index else None)
+        ends[index : index + 1], last[index : index + 1] = [row["step"]], [number]
     kept, number = [], last[-1] if last else None
     while number is not None:
         kept.append(known[number])
@@ -120,8 +120,8 @@ class History:
 
     def first(self, name: str) -> list[float]:
         """The first values; empty until there are enough."""
-        found = self._first.get(name, [])
-        return found if len(found) == EARLY else []
+        values = self._first.get(name, [])
+        return values if len(values) == EARLY else []
 
     def start(self, name: str) -> float:
         """The very first value; NaN if there is none."""
@@ -129,14 +129,14 @@ class History:
 
     def last(self, name: str, count: int, before: int = 0) -> list[float]:
         """The last `count` values before the `before` newest; empty if there are fewer."""
-        found = [row[name] for row in self._rows if name in row]
-        end = len(found) - before
-        return found[max(end - count, 0) : end] if end >= count else []
+        values = [row[name] for row in self._rows if name in row]
+        end = len(values) - before
+        return values[max(end - count, 0) : end] if end >= count else []
 
     def typical(self, name: str, count: int) -> float:
         """The median of the last values, so that one odd step decides nothing; NaN if there are fewer."""
-        found = self.last(name, count)
-        return statistics.median(found) if found else math.nan
+        values = self.last(name, count)
+        return statistics.median(values) if values else math.nan
 
     @property
     def parts(self) -> list[str]:
@@ -144,7 +144,7 @@ class History:
         return [name for name in (self._rows[-1] if self._rows else ()) if name.startswith("rewards/")]
 
     def is_learning(self) -> bool:
-        """Whether completions are still improving: the last outcomes, or rewards if outcomes do not differ, are above
+        """True while completions improve: the last outcomes, or rewards if outcomes do not differ, are above
         those of thirty steps before by more than chance, or it is too early to tell."""
         name = "reward" if are_equal([*self._earlier("outcome"), *self.last("outcome", EARLY)]) else "outcome"
         if self.seen[name] < 2 * EARLY:
@@ -162,7 +162,7 @@ def mean(values: Iterable[float]) -> float:
 
 
 def are_equal(values: Sequence[float]) -> bool:
-    """Whether all values are equal up to rounding; True for no values."""
+    """True if all values are equal up to rounding, or there are none."""
     return not values or max(values) - min(values) <= 1e-9 * max(map(abs, values))
 
 
@@ -172,7 +172,7 @@ def half_width(values: Sequence[float]) -> float:
 
 
 def has_risen(before: Sequence[float], after: Sequence[float], errors: float) -> bool:
-    """Whether the mean has grown by more than `errors` standard errors."""
+    """True if the mean has grown by more than `errors` standard errors."""
     if len(before) < 2 or len(after) < 2:
         return False
     noise = math.sqrt(sum(statistics.variance(values) / len(values) for values in (before, after)))

@@ -15,7 +15,7 @@ class DeadGroups:
     message only says that rewards within a group are equal, which is true in both cases."""
 
     window: int = 10
-    most: float = 0.5
+    max_share: float = 0.5
     name: ClassVar[str] = "dead-groups"
     severity: ClassVar[Severity] = "warning"
     reads: ClassVar[str] = "idle_stuck"
@@ -31,13 +31,13 @@ class DeadGroups:
     @property
     def when(self) -> str:
         return (
-            f"over {self.window} steps more than {self.most:.0%} of the samples gave no gradient, not counting groups "
-            "that are all right"
+            f"over {self.window} steps more than {self.max_share:.0%} of the samples gave no gradient, not counting "
+            "groups that are all right"
         )
 
     def evidence(self, history: History) -> str | None:
         stuck = history.typical(self.reads, self.window)
-        if not stuck > self.most or NoReward(self.window).evidence(history) is not None:
+        if not stuck > self.max_share or NoReward(self.window).evidence(history) is not None:
             return None
         text = f"over {self.window} steps {stuck:.0%} of the samples taught nothing: rewards within a group were equal"
         unsolved = 1 - history.typical("solved_by_any", self.window)
@@ -52,10 +52,10 @@ class DeadGroups:
 
 @dataclass(frozen=True)
 class TooEasy:
-    """Only if true from the first steps: later it is the goal of training."""
+    """Prompts that are solved from the first steps on; later that is the goal of training."""
 
     window: int = EARLY
-    most: float = 0.5
+    max_share: float = 0.5
     name: ClassVar[str] = "too-easy"
     severity: ClassVar[Severity] = "warning"
     reads: ClassVar[str] = "idle_solved"
@@ -66,13 +66,13 @@ class TooEasy:
     @property
     def when(self) -> str:
         return (
-            f"in the first {self.window} steps and in the last {self.window}, more than {self.most:.0%} of the samples "
-            "were in groups that are all right"
+            f"in the first {self.window} steps and in the last {self.window}, more than {self.max_share:.0%} of the "
+            "samples were in groups that are all right"
         )
 
     def evidence(self, history: History) -> str | None:
         first, now = mean(history.first(self.reads)), history.typical(self.reads, self.window)
-        if not min(first, now) > self.most:
+        if not min(first, now) > self.max_share:
             return None
         return (
             f"{first:.0%} of the samples of the first {self.window} steps were in groups that are all right, "
@@ -125,12 +125,12 @@ class NoReward:
 
 @dataclass(frozen=True)
 class ColdStart:
-    """In the first steps only, before the rules that need more of them: what is wrong with a run that has just begun is
-    usually how the model is asked. Later `no-reward` and `truncation` report it."""
+    """No reward in the first steps, before the rules that need more of them: the fault is then usually how the model is
+    asked. Later `no-reward` and `truncation` report it."""
 
     window: int = 1
     steps: int = EARLY
-    least: int = 32
+    min_completions: int = 32
     most_right: float = 0.02
     most_cut: float = 0.95
     name: ClassVar[str] = "cold-start"
@@ -147,15 +147,16 @@ class ColdStart:
     @property
     def when(self) -> str:
         return (
-            f"in the first {self.steps - 1} steps, of {self.least} completions or more none has an outcome above 0 and "
-            f"all have the same reward; or {self.most_cut:.0%} are cut at the limit and outcomes are not above 0.5; or "
-            f"held-out outcomes were 0 before training and those of the completions are not above {self.most_right:g}"
+            f"in the first {self.steps - 1} steps, of {self.min_completions} completions or more none has an outcome "
+            f"above 0 and all have the same reward; or {self.most_cut:.0%} are cut at the limit and outcomes are not "
+            "above 0.5; or held-out outcomes were 0 before training and those of the completions are not above "
+            f"{self.most_right:g}"
         )
 
     def evidence(self, history: History) -> str | None:
         steps = history.seen[self.reads]
         asked = sum(history.last("completions", steps))
-        if steps >= self.steps or asked < self.least:
+        if steps >= self.steps or asked < self.min_completions:
             return None
         outcome, cut = (mean(history.last(name, steps)) for name in (self.reads, "truncated"))
         before = [each for each in history.evaluations[:1] if each.after == 0]
@@ -180,7 +181,7 @@ class ColdStart:
 @dataclass(frozen=True)
 class Unscored:
     window: int = 3
-    most: float = 0.05
+    max_share: float = 0.05
     name: ClassVar[str] = "unscored"
     severity: ClassVar[Severity] = "warning"
     reads: ClassVar[str] = "unscored_share"
@@ -192,11 +193,11 @@ class Unscored:
 
     @property
     def when(self) -> str:
-        return f"more than {self.most:.0%} of the completions of {self.window} steps could not be graded"
+        return f"more than {self.max_share:.0%} of the completions of {self.window} steps could not be graded"
 
     def evidence(self, history: History) -> str | None:
         missing, asked = (sum(history.last(name, self.window)) for name in ("unscored", "completions"))
-        if not missing > self.most * asked:
+        if not missing > self.max_share * asked:
             return None
         return f"{missing:.0f} of the {asked:.0f} completions of {self.window} steps could not be graded"
 
@@ -206,7 +207,7 @@ class Duplicates:
     """Equal right completions are not a fault. If it is unknown what is right, equal completions are one."""
 
     window: int = 10
-    most: float = 0.9
+    max_share: float = 0.9
     least_unsolved: float = 0.2
     name: ClassVar[str] = "duplicates"
     severity: ClassVar[Severity] = "warning"
@@ -218,15 +219,15 @@ class Duplicates:
     @property
     def when(self) -> str:
         return (
-            f"over {self.window} steps more than {self.most:.0%} of the pairs of completions in a group are identical, "
-            f"counting only groups that are not all right, if these are more than {self.least_unsolved:.0%} of all "
-            "groups"
+            f"over {self.window} steps more than {self.max_share:.0%} of the pairs of completions in a group are "
+            f"identical, counting only groups that are not all right, if these are more than "
+            f"{self.least_unsolved:.0%} of all groups"
         )
 
     def evidence(self, history: History) -> str | None:
         same = history.typical(self.reads, self.window)
         unsolved = 1 - history.typical("solved_by_all", self.window)
-        if not same > self.most or unsolved <= self.least_unsolved:
+        if not same > self.max_share or unsolved <= self.least_unsolved:
             return None
         where = "" if math.isnan(unsolved) else f", in the {unsolved:.0%} of the groups that are not all right"
         return f"over {self.window} steps {same:.0%} of the pairs of completions in a group are identical{where}"
@@ -237,7 +238,7 @@ class NothingTrained:
     """Groups whose rewards are equal have no gradient either; `dead-groups` reports those."""
 
     window: int = 5
-    least: int = 3
+    min_steps: int = 3
     name: ClassVar[str] = "nothing-trained"
     severity: ClassVar[Severity] = "failing"
     reads: ClassVar[str] = "untrained"
@@ -252,13 +253,13 @@ class NothingTrained:
     @property
     def when(self) -> str:
         return (
-            f"in {self.least} of {self.window} steps {NEARLY_ALL:.0%} of the tokens or more are rejected by the "
+            f"in {self.min_steps} of {self.window} steps {NEARLY_ALL:.0%} of the tokens or more are rejected by the "
             "correction or masked away, or the gradient is 0 although rewards in some group differ"
         )
 
     def evidence(self, history: History) -> str | None:
         steps = history.last(self.reads, self.window)
-        if sum(steps) < self.least:
+        if sum(steps) < self.min_steps:
             return None
         shares = [(name, history.last(name, 1)) for name in ("rejected", "masked")]
         causes = [f"{value[0]:.0%} of the tokens {name}" for name, value in shares if value and value[0] >= NEARLY_ALL]
@@ -299,8 +300,8 @@ class Selection:
         if sum(late) > self.share * whole:
             return f"over {self.window} steps {sum(late) / whole:.0%} of the groups were given up as they took too long"
         share = f"over {self.window} steps {sum(lost) / whole:.0%} of the groups were dropped though rewards differed"
-        told = [("longer_lost", "tokens as a share of those kept"), ("easier_lost", "the outcome")]
-        for name, what in told:
+        differences = [("longer_lost", "tokens as a share of those kept"), ("easier_lost", "the outcome")]
+        for name, what in differences:
             values = history.last(name, self.window)
             if len(values) > 1 and abs(mean(values)) > max(self.size, half_width(values)):
                 return f"{share}; their difference in {what} is {mean(values):+.2f} ± {half_width(values):.2f}"

@@ -40,7 +40,7 @@ class Rule(Protocol):
     show: ClassVar[str]
     """Filter of `proximo view` for completions that show it."""
     why: ClassVar[str]
-    """Why it is bad."""
+    """Harm that it does."""
     remedy: ClassVar[str]
     """First thing to do."""
 

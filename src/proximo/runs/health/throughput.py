@@ -11,10 +11,10 @@ from proximo.runs.health.rule import Rule, Severity
 
 @dataclass(frozen=True)
 class IdleLearner:
-    """Only where others sample: a process that samples itself is not idle."""
+    """A learner that waits for rollouts of others; a process that samples itself is not idle."""
 
     window: int = 10
-    most: float = 0.6
+    max_share: float = 0.6
     name: ClassVar[str] = "idle-learner"
     severity: ClassVar[Severity] = "warning"
     reads: ClassVar[str] = "learner_idle"
@@ -27,13 +27,13 @@ class IdleLearner:
 
     @property
     def when(self) -> str:
-        return f"over {self.window} steps the learner waits for rollouts more than {self.most:.0%} of the time"
+        return f"over {self.window} steps the learner waits for rollouts more than {self.max_share:.0%} of the time"
 
     def evidence(self, history: History) -> str | None:
         idle = history.typical(self.reads, self.window)
         return (
             f"over {self.window} steps the learner waited for rollouts {idle:.0%} of the time"
-            if idle > self.most
+            if idle > self.max_share
             else None
         )
 
@@ -43,7 +43,7 @@ class IdleEngines:
     """Time for pushes and probes is no idle time."""
 
     window: int = 10
-    most: float = 0.6
+    max_share: float = 0.6
     name: ClassVar[str] = "idle-engines"
     severity: ClassVar[Severity] = "warning"
     reads: ClassVar[str] = "engines_idle"
@@ -56,19 +56,21 @@ class IdleEngines:
 
     @property
     def when(self) -> str:
-        return f"over {self.window} steps engines have no request more than {self.most:.0%} of the time"
+        return f"over {self.window} steps engines have no request more than {self.max_share:.0%} of the time"
 
     def evidence(self, history: History) -> str | None:
         idle = history.typical(self.reads, self.window)
-        return f"over {self.window} steps engines had no request {idle:.0%} of the time" if idle > self.most else None
+        return (
+            f"over {self.window} steps engines had no request {idle:.0%} of the time" if idle > self.max_share else None
+        )
 
 
 @dataclass(frozen=True)
 class SlowPush:
-    """From the pause of an engine until it has answered the probe."""
+    """Pushes that take long: from the pause of an engine until it has answered the probe."""
 
     window: int = 10
-    most: float = 0.2
+    max_share: float = 0.2
     name: ClassVar[str] = "slow-push"
     severity: ClassVar[Severity] = "warning"
     reads: ClassVar[str] = "push_share"
@@ -81,11 +83,15 @@ class SlowPush:
 
     @property
     def when(self) -> str:
-        return f"over {self.window} steps pushes and probes take more than {self.most:.0%} of the time"
+        return f"over {self.window} steps pushes and probes take more than {self.max_share:.0%} of the time"
 
     def evidence(self, history: History) -> str | None:
         share = history.typical(self.reads, self.window)
-        return f"over {self.window} steps pushes and probes took {share:.0%} of the time" if share > self.most else None
+        return (
+            f"over {self.window} steps pushes and probes took {share:.0%} of the time"
+            if share > self.max_share
+            else None
+        )
 
 
 @dataclass(frozen=True)
@@ -93,7 +99,7 @@ class Straggler:
     """The same engine or rank must be the slowest nearly always: the longest completions are somewhere at each step."""
 
     window: int = 10
-    least: float = 0.5
+    min_pace: float = 0.5
     often: float = 0.8
     name: ClassVar[str] = "straggler"
     severity: ClassVar[Severity] = "warning"
@@ -107,18 +113,18 @@ class Straggler:
     @property
     def when(self) -> str:
         return (
-            f"in {self.often:.0%} of {self.window} steps the same engine or rank samples at less than {self.least:.0%} "
-            "of the others' speed"
+            f"in {self.often:.0%} of {self.window} steps the same engine or rank samples at less than "
+            f"{self.min_pace:.0%} of the others' speed"
         )
 
     def evidence(self, history: History) -> str | None:
         columns = [history.last(name, self.window) for name in (self.reads, "slowest", "slowest_is_rank")]
         slow = Counter(
-            (int(place), bool(is_rank)) for pace, place, is_rank in zip(*columns, strict=True) if pace < self.least
+            (int(number), bool(is_rank)) for pace, number, is_rank in zip(*columns, strict=True) if pace < self.min_pace
         )
-        for (place, is_rank), times in slow.most_common(1):
+        for (number, is_rank), times in slow.most_common(1):
             if times >= self.often * self.window:
-                name, pace = f"rank {place}" if is_rank else f"engine-{place}", statistics.median(columns[0])
+                name, pace = f"rank {number}" if is_rank else f"engine-{number}", statistics.median(columns[0])
                 return (
                     f"{name} was the slowest in {times} of {self.window} steps and sampled at {pace:.0%} of the "
                     "others' speed"

@@ -1,4 +1,4 @@
-"""What a row of timeline.jsonl says: who was idle, how long pushes took, who is slower than the others.
+"""Readings of a row of timeline.jsonl: who was idle, how long pushes took, who is slower than the others.
 
 Rows come from a file, which may be damaged: what is not understood is skipped.
 """
@@ -14,7 +14,7 @@ from proximo.runs.health.history import Row, is_step, number
 
 LEARNER, SAMPLER = "learner", "sampler"
 ENGINE, RANK = re.compile(r"engine-(\d{1,9})"), re.compile(r"rank (\d{1,9})")
-MOST = 100_000
+MAX_INTERVALS = 100_000
 """Maximum number of intervals of a row that are read."""
 
 
@@ -31,8 +31,8 @@ class Bar:
 
 def bars(row: Row) -> Iterator[Bar]:
     """The intervals of a row that lie in it, cut at its ends."""
-    found, seconds = row.get("intervals"), number(row, "seconds")
-    for each in found[:MOST] if isinstance(found, list) and seconds > 0 else ():
+    intervals, seconds = row.get("intervals"), number(row, "seconds")
+    for each in intervals[:MAX_INTERVALS] if isinstance(intervals, list) and seconds > 0 else ():
         if not isinstance(each, list) or len(each) != 5 or not all(isinstance(text, str) for text in each[:2]):
             continue
         start, end = (number({"": value}, "") for value in each[2:4])
@@ -42,10 +42,10 @@ def bars(row: Row) -> Iterator[Bar]:
             yield Bar(each[0], each[1], max(start, 0.0), min(end, seconds), known)
 
 
-def covered(found: Iterable[Bar], *kinds: str) -> float:
+def covered(intervals: Iterable[Bar], *kinds: str) -> float:
     """Seconds in which at least one of the intervals of these kinds was open."""
     total, until = 0.0, -math.inf
-    for bar in sorted((each for each in found if each.kind in kinds), key=lambda each: each.start):
+    for bar in sorted((each for each in intervals if each.kind in kinds), key=lambda each: each.start):
         total += max(bar.end - max(bar.start, until), 0.0)
         until = max(until, bar.end)
     return total
@@ -53,20 +53,20 @@ def covered(found: Iterable[Bar], *kinds: str) -> float:
 
 def loads(row: Row) -> dict[str, float]:
     """Numbers of a row for the rules: shares of its seconds, and the pace of the slowest."""
-    seconds, found = number(row, "seconds"), list(bars(row))
-    lanes = {name: [bar for bar in found if bar.lane == name] for name in {bar.lane: None for bar in found}}
-    engines = {int(match[1]): own for name, own in lanes.items() if (match := ENGINE.fullmatch(name))}
-    ranks = {int(match[1]): own for name, own in lanes.items() if (match := RANK.fullmatch(name))}
+    seconds, row_bars = number(row, "seconds"), list(bars(row))
+    lanes = {name: [bar for bar in row_bars if bar.lane == name] for name in {bar.lane: None for bar in row_bars}}
+    engines = {int(match[1]): lane for name, lane in lanes.items() if (match := ENGINE.fullmatch(name))}
+    ranks = {int(match[1]): lane for name, lane in lanes.items() if (match := RANK.fullmatch(name))}
     known: dict[str, float] = {}
     if engines or SAMPLER in lanes:  # else the learner's process samples itself
         known["learner_idle"] = covered(lanes.get(LEARNER, []), "rollout") / seconds
     if engines:
-        busy = [covered(own, "sample", "push", "probe", "start") / seconds for own in engines.values()]
+        busy = [covered(lane, "sample", "push", "probe", "start") / seconds for lane in engines.values()]
         known["engines_idle"] = 1 - statistics.mean(busy)
-        known["push_share"] = max(covered(own, "push", "probe") for own in engines.values()) / seconds
-    slow = [(pace, place, 0.0) for pace, place in _slowest({place: _speed(own) for place, own in engines.items()})]
-    speeds = {place: 1 / spent for place, own in ranks.items() if (spent := covered(own, "sample"))}
-    slow += [(pace, place, 1.0) for pace, place in _slowest(speeds)]
+        known["push_share"] = max(covered(lane, "push", "probe") for lane in engines.values()) / seconds
+    slow = [(pace, index, 0.0) for pace, index in _slowest({index: _speed(lane) for index, lane in engines.items()})]
+    speeds = {index: 1 / spent for index, lane in ranks.items() if (spent := covered(lane, "sample"))}
+    slow += [(pace, index, 1.0) for pace, index in _slowest(speeds)]
     if slow:
         known["pace"], known["slowest"], known["slowest_is_rank"] = min(slow)
     ages = row.get("staleness")
@@ -75,29 +75,29 @@ def loads(row: Row) -> dict[str, float]:
     return known
 
 
-def _speed(own: Sequence[Bar]) -> float:
+def _speed(lane: Sequence[Bar]) -> float:
     """Tokens a second while it samples; 0 if it did not."""
-    spent = covered(own, "sample")
-    return sum(bar.numbers.get("tokens", 0.0) for bar in own if bar.kind == "sample") / spent if spent else 0.0
+    spent = covered(lane, "sample")
+    return sum(bar.numbers.get("tokens", 0.0) for bar in lane if bar.kind == "sample") / spent if spent else 0.0
 
 
 def _slowest(speeds: Mapping[int, float]) -> list[tuple[float, int]]:
     """Speed of the slowest as a share of the others' median, and its number; nothing where there is only one."""
-    there = {place: speed for place, speed in speeds.items() if speed > 0}
+    there = {index: speed for index, speed in speeds.items() if speed > 0}
     if len(there) < 2:
         return []
-    slowest = min(there, key=lambda place: (there[place], place))
-    return [(there[slowest] / statistics.median(speed for place, speed in there.items() if place != slowest), slowest)]
+    slowest = min(there, key=lambda index: (there[index], index))
+    return [(there[slowest] / statistics.median(speed for index, speed in there.items() if index != slowest), slowest)]
 
 
 def with_loads(metrics: Iterable[dict[str, Any]], timeline: Iterable[Row]) -> list[dict[str, Any]]:
     """Rows of metrics with what the time line says of their steps; an earlier attempt's rows are replaced."""
-    found = {step: row for row in timeline if is_step(step := row.get("step"))}
-    return [row | _merged(row, found) if "sampled_tokens" in row else row for row in metrics]
+    rows = {step: row for row in timeline if is_step(step := row.get("step"))}
+    return [row | _merged(row, rows) if "sampled_tokens" in row else row for row in metrics]
 
 
-def _merged(row: Row, found: Mapping[int, Row]) -> dict[str, float]:
+def _merged(row: Row, rows: Mapping[int, Row]) -> dict[str, float]:
     step = row.get("step")
-    known = loads(found[step]) if isinstance(step, int) and step in found else {}
+    known = loads(rows[step]) if isinstance(step, int) and step in rows else {}
     gap = number(row, "mismatch_kl")
     return known | ({"stale_gap": gap} if known.get("is_stale") and not math.isnan(gap) else {})

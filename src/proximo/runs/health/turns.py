@@ -12,7 +12,7 @@ class Loops:
     """A policy that says the same again learns nothing from what it was answered."""
 
     window: int = 10
-    most: float = 0.5
+    max_share: float = 0.5
     name: ClassVar[str] = "loops"
     severity: ClassVar[Severity] = "warning"
     reads: ClassVar[str] = "repeated_turns"
@@ -25,11 +25,12 @@ class Loops:
 
     @property
     def when(self) -> str:
-        return f"over {self.window} steps more than {self.most:.0%} of the later replies say the same as the one before"
+        share = f"over {self.window} steps more than {self.max_share:.0%}"
+        return f"{share} of the later replies say the same as the one before"
 
     def evidence(self, history: History) -> str | None:
         same = history.typical(self.reads, self.window)
-        if not same > self.most:
+        if not same > self.max_share:
             return None
         return f"over {self.window} steps {same:.0%} of the later replies say the same as the one before"
 
@@ -65,7 +66,7 @@ class ToolsFail:
     """Calls that are made and fail, for whatever reason."""
 
     window: int = 10
-    most: float = 0.9
+    max_share: float = 0.9
     name: ClassVar[str] = "tools-fail"
     severity: ClassVar[Severity] = "warning"
     reads: ClassVar[str] = "failed_calls"
@@ -78,11 +79,11 @@ class ToolsFail:
 
     @property
     def when(self) -> str:
-        return f"over {self.window} steps more than {self.most:.0%} of the calls fail"
+        return f"over {self.window} steps more than {self.max_share:.0%} of the calls fail"
 
     def evidence(self, history: History) -> str | None:
         failed = history.typical(self.reads, self.window)
-        if not failed > self.most or FormatCollapse(self.window).evidence(history) is not None:
+        if not failed > self.max_share or FormatCollapse(self.window).evidence(history) is not None:
             return None
         return f"over {self.window} steps {failed:.0%} of the calls failed"
 
@@ -92,7 +93,7 @@ class FormatCollapse:
     """Calls that cannot be read, where they could be at the start."""
 
     window: int = 10
-    most: float = 0.5
+    max_share: float = 0.5
     name: ClassVar[str] = "format-collapse"
     severity: ClassVar[Severity] = "warning"
     reads: ClassVar[str] = "malformed_calls"
@@ -105,11 +106,11 @@ class FormatCollapse:
 
     @property
     def when(self) -> str:
-        return f"over {self.window} steps more than {self.most:.0%} of the calls cannot be read"
+        return f"over {self.window} steps more than {self.max_share:.0%} of the calls cannot be read"
 
     def evidence(self, history: History) -> str | None:
         broken = history.typical(self.reads, self.window)
-        if not broken > self.most:
+        if not broken > self.max_share:
             return None
         first = history.first(self.reads)
         before = f", {sum(first) / len(first):.0%} in the first {EARLY}" if first else ""

@@ -10,10 +10,10 @@ from proximo.runs.health.rule import Rule, Severity
 
 @dataclass(frozen=True)
 class SamplerGap:
-    """With a correction, only a sampler that hardly overlaps with the learner is reported."""
+    """A sampler away from the learner; with a correction, only one that hardly overlaps with it is reported."""
 
     window: int = 10
-    most: float = 1e-3
+    max_kl: float = 1e-3
     least_effective: float = 0.5
     name: ClassVar[str] = "sampler-gap"
     severity: ClassVar[Severity] = "warning"
@@ -28,14 +28,14 @@ class SamplerGap:
     @property
     def when(self) -> str:
         return (
-            f"over {self.window} steps the sampler is more than {self.most:g} nats a token from the learner and there "
-            f"is no correction, or the effective sample size is below {self.least_effective:.0%} of the tokens"
+            f"over {self.window} steps the sampler is more than {self.max_kl:g} nats a token from the learner and "
+            f"there is no correction, or the effective sample size is below {self.least_effective:.0%} of the tokens"
         )
 
     def evidence(self, history: History) -> str | None:
         kl, effective = (history.typical(name, self.window) for name in (self.reads, "mismatch_ess"))
         is_corrected = bool(history.last("correction", 1))
-        if not (effective < self.least_effective or (kl > self.most and not is_corrected)):
+        if not (effective < self.least_effective or (kl > self.max_kl and not is_corrected)):
             return None
         return (
             f"before any update the sampler is {kl:.2g} nats a token from the learner over {self.window} "
@@ -46,11 +46,11 @@ class SamplerGap:
 
 @dataclass(frozen=True)
 class GrowingGap:
-    """Only under staleness, where each step moves the policy away from the weights that sample the next ones."""
+    """A gap that grows under staleness, where each step moves the policy away from the weights that sample the next."""
 
     window: int = 3 * EARLY
     times: float = 3.0
-    most: float = 1e-3
+    max_kl: float = 1e-3
     name: ClassVar[str] = "growing-gap"
     severity: ClassVar[Severity] = "warning"
     reads: ClassVar[str] = "stale_gap"
@@ -64,7 +64,7 @@ class GrowingGap:
     def when(self) -> str:
         return (
             f"under staleness the sampler is {self.times:g} times as far from the learner as {2 * EARLY} steps before, "
-            f"and more than {self.most:g} nats a token"
+            f"and more than {self.max_kl:g} nats a token"
         )
 
     def evidence(self, history: History) -> str | None:
@@ -72,7 +72,7 @@ class GrowingGap:
         if not before:
             return None
         first, last = statistics.median(before), statistics.median(now)
-        if not last > max(self.most, self.times * first):
+        if not last > max(self.max_kl, self.times * first):
             return None
         return (
             f"with older weights the sampler is {last:.2g} nats a token from the learner; {2 * EARLY} steps before it "
@@ -86,7 +86,7 @@ class ClipSaturation:
     much of it in healthy runs, so it counts only if outcomes no longer rise."""
 
     window: int = 10
-    most: float = 0.5
+    max_share: float = 0.5
     name: ClassVar[str] = "clip-saturation"
     severity: ClassVar[Severity] = "warning"
     reads: ClassVar[str] = "blocked_share"
@@ -99,13 +99,13 @@ class ClipSaturation:
     @property
     def when(self) -> str:
         return (
-            f"over {self.window} steps the clip or soft gate stops more than {self.most:.0%} of the gradient, and "
+            f"over {self.window} steps the clip or soft gate stops more than {self.max_share:.0%} of the gradient, and "
             "outcomes no longer rise"
         )
 
     def evidence(self, history: History) -> str | None:
         stopped = history.typical(self.reads, self.window)
-        if not stopped > self.most or history.is_learning():
+        if not stopped > self.max_share or history.is_learning():
             return None
         low, high = (history.typical(name, self.window) for name in ("clip_low", "clip_high"))
         return (
@@ -119,7 +119,7 @@ class HugeUpdate:
     """The updates of a healthy step move the policy by hundredths of a nat; at a nat, ratios are meaningless."""
 
     window: int = 1
-    most: float = 1.0
+    max_kl: float = 1.0
     name: ClassVar[str] = "huge-update"
     severity: ClassVar[Severity] = "warning"
     reads: ClassVar[str] = "old_kl"
@@ -129,11 +129,11 @@ class HugeUpdate:
 
     @property
     def when(self) -> str:
-        return f"within one step the policy moves more than {self.most:g} nat a token from the one that sampled"
+        return f"within one step the policy moves more than {self.max_kl:g} nat a token from the one that sampled"
 
     def evidence(self, history: History) -> str | None:
         [moved] = history.last(self.reads, 1)
-        return f"one step moved the policy {moved:.3g} nats a token" if moved > self.most else None
+        return f"one step moved the policy {moved:.3g} nats a token" if moved > self.max_kl else None
 
 
 @dataclass(frozen=True)

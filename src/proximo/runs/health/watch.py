@@ -25,7 +25,7 @@ ENOUGH = sorted(rule.window for rule in RULES)[len(RULES) // 2]
 
 
 @dataclass
-class Spell:
+class ActiveFinding:
     """A finding, from the first row that shows it until it is over."""
 
     finding: Finding
@@ -49,40 +49,40 @@ class RuleState:
     needs: int
     """Rows that it needs."""
     when: str
-    """Its threshold in words."""
+    """Threshold of the rule, in words."""
 
 
-class Watch:
+class HealthMonitor:
     """Rows in, findings out. The findings are a function of the rows alone: given the same rows again, as after a
-    resume, a new watch has the same state."""
+    resume, a new monitor has the same state."""
 
     def __init__(self, rules: Sequence[Rule] = RULES) -> None:
         self.rules, self.history = rules, History()
-        self.spells: list[Spell] = []
-        self._open: dict[str, Spell] = {}
+        self.findings: list[ActiveFinding] = []
+        self._open: dict[str, ActiveFinding] = {}
 
-    def look(self, row: Row) -> list[Finding]:
+    def update(self, row: Row) -> list[Finding]:
         """Add a row; returns the findings that are new."""
         known = self.history.add(row)
         new = []
         for rule in self.rules:
             if rule.reads not in known:
                 continue
-            evidence, spell = rule.evidence(self.history), self._open.get(rule.name)
+            evidence, active = rule.evidence(self.history), self._open.get(rule.name)
             if evidence is None:
                 self._fade(rule)
-            elif spell is None:
+            elif active is None:
                 new.append(self._begin(rule, evidence))
             else:
-                spell.quiet, spell.last, spell.latest = 0, self.history.step, evidence
+                active.quiet, active.last, active.latest = 0, self.history.step, evidence
         return new
 
     def standing(self) -> list[Finding]:
         """Findings that are not over, worst first."""
-        return [spell.finding for spell in worst_first(self._open.values())]
+        return [active.finding for active in worst_first(self._open.values())]
 
     def states(self) -> list[RuleState]:
-        """What each rule says now."""
+        """State of each rule now."""
         return [self._state(rule) for rule in self.rules]
 
     def _state(self, rule: Rule) -> RuleState:
@@ -100,32 +100,32 @@ class Watch:
     def _begin(self, rule: Rule, evidence: str) -> Finding:
         step = self.history.step
         finding = Finding(rule.name, rule.severity, step, evidence, rule.remedy, rule.show)
-        self._open[rule.name] = Spell(finding, step, evidence)
-        self.spells.append(self._open[rule.name])
+        self._open[rule.name] = ActiveFinding(finding, step, evidence)
+        self.findings.append(self._open[rule.name])
         return finding
 
     def _fade(self, rule: Rule) -> None:
         """Count a row without evidence. One does not end a finding: at a threshold it would be reported repeatedly."""
-        spell = self._open.get(rule.name)
-        if spell is not None:
-            spell.quiet += 1
-            if spell.quiet >= rule.window:
-                spell.is_over = True
+        active = self._open.get(rule.name)
+        if active is not None:
+            active.quiet += 1
+            if active.quiet >= rule.window:
+                active.is_over = True
                 del self._open[rule.name]
 
 
-def watched(rows: Iterable[Row]) -> Watch:
-    """A new watch that has read these rows."""
-    watch = Watch()
+def monitored(rows: Iterable[Row]) -> HealthMonitor:
+    """A new monitor that has read these rows."""
+    monitor = HealthMonitor()
     for row in rows:
-        watch.look(row)
-    return watch
+        monitor.update(row)
+    return monitor
 
 
 def findings(rows: Iterable[Row]) -> list[Finding]:
     """All findings in a run's rows, in order."""
-    return [spell.finding for spell in watched(rows).spells]
+    return [active.finding for active in monitored(rows).findings]
 
 
-def worst_first(spells: Iterable[Spell]) -> list[Spell]:
-    return sorted(spells, key=lambda each: (SEVERITIES.index(each.finding.severity), each.finding.step))
+def worst_first(findings: Iterable[ActiveFinding]) -> list[ActiveFinding]:
+    return sorted(findings, key=lambda each: (SEVERITIES.index(each.finding.severity), each.finding.step))

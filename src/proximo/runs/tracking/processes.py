@@ -17,7 +17,7 @@ from pathlib import Path
 
 from proximo.runs.files import TRACKING
 from proximo.runs.tracking.sending import Sender
-from proximo.runs.tracking.source import Source
+from proximo.runs.tracking.source import RunSource
 from proximo.runs.tracking.trackers import folder_name, tracker_class
 from proximo.system.locks import FolderLock, Locked
 from proximo.system.opening import make_folder, open_to_write
@@ -25,7 +25,7 @@ from proximo.system.opening import make_folder, open_to_write
 PATIENCE = 5.0
 """Seconds that a run waits at its end, for all trackers together."""
 LOG = "log.txt"
-"""What a tracker prints, in its folder."""
+"""File for what a tracker prints, in its folder."""
 DRAIN = 60.0
 """Seconds after the end of the run in which the rest is sent; then the process ends, whatever it is doing."""
 STUCK = 900.0
@@ -59,9 +59,9 @@ def tracked(run: Path, names: Sequence[str], say: Callable[[str], None]) -> Iter
 
 def _started(run: Path, names: Sequence[str], say: Callable[[str], None]) -> Iterator[tuple[str, Process]]:
     for name in names:
-        found = list(_process("proximo.runs.tracking.processes", str(run), name))
-        yield from ((name, process) for process in found)
-        if not found:
+        started = list(_process("proximo.runs.tracking.processes", str(run), name))
+        yield from ((name, process) for process in started)
+        if not started:
             say(f"warning: tracker {name} could not be started; {_remedy(run, name)}")
 
 
@@ -82,7 +82,7 @@ def _process(module: str, *arguments: str) -> Iterator[Process]:
 
 
 def _wait(run: Path, name: str, process: Process, end: float, say: Callable[[str], None]) -> None:
-    """Until the process or the time ends; says what is left to do."""
+    """Wait until the process or the time ends; says what is left to do."""
     try:
         status = process.wait(max(end - time.monotonic(), 0))
     except subprocess.TimeoutExpired:
@@ -138,15 +138,15 @@ def main(run: Path, name: str) -> int:
     yield_processor()
     arm()
     over = end_of_run()
-    while not Source(run).is_run:  # a run that is refused leaves no folder, and none is made here
+    while not RunSource(run).is_run:  # a run that is refused leaves no folder, and none is made here
         if over.is_set():
             return 0
         over.wait(POLL)
-    place = run / TRACKING / folder_name(name)
-    make_folder(place)
-    _write_to(place / LOG)
-    with _locked(place):
-        return _follow(Sender(run, place, tracker_class(name)), over)
+    folder = run / TRACKING / folder_name(name)
+    make_folder(folder)
+    _write_to(folder / LOG)
+    with _locked(folder):
+        return _follow(Sender(run, folder, tracker_class(name)), over)
 
 
 def _follow(sender: Sender, over: threading.Event) -> int:
@@ -168,17 +168,17 @@ def _follow(sender: Sender, over: threading.Event) -> int:
             over.wait(POLL)
 
 
-def _locked(place: Path) -> FolderLock:
+def _locked(folder: Path) -> FolderLock:
     """Waits for the process of an earlier attempt at the run, which ends soon."""
     while True:
         try:
-            return FolderLock(place)
+            return FolderLock(folder)
         except Locked:
             time.sleep(POLL)
 
 
 def _write_to(log: Path) -> None:
-    """Everything that trackers print goes to a file."""
+    """Send what trackers print to a file."""
     file = open_to_write(log, append=True)
     for stream in (1, 2):
         os.dup2(file, stream)

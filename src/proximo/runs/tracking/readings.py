@@ -10,29 +10,29 @@ from pathlib import Path
 
 from proximo.runs.files import METRICS
 from proximo.runs.tracking.processes import arm, end_of_run, yield_processor
-from proximo.runs.tracking.source import SYSTEM, Place, Source, new_rows
+from proximo.runs.tracking.source import SYSTEM, FileCursor, RunSource, new_rows
 from proximo.system.lines import JsonLines
 from proximo.system.opening import make_folder
 
 EVERY = 15.0
 """Seconds between two readings."""
 GPU = ("utilization.gpu", "memory.used", "memory.total", "temperature.gpu", "power.draw")
-"""What nvidia-smi is asked for."""
+"""Values that nvidia-smi is asked for."""
 GIB = 1 << 30
 
 
 def main(run: Path, pid: int) -> None:
     yield_processor()
-    over, start, before, place = end_of_run(), time.monotonic(), processor_times(), Place()
+    over, start, before, cursor = end_of_run(), time.monotonic(), processor_times(), FileCursor()
     while not over.wait(EVERY):
         arm()
-        if not Source(run).is_run:
+        if not RunSource(run).is_run:
             continue
-        for _, behind in new_rows(run / METRICS, place, is_over=True, resumed_after=lambda: 0):
-            place = behind
+        for _, behind in new_rows(run / METRICS, cursor, is_over=True, resumed_after=lambda: 0):
+            cursor = behind
         now = processor_times()
         row = {
-            "step": max(place.step, 0),
+            "step": max(cursor.step, 0),
             "seconds": round(time.monotonic() - start, 1),
             **busy_share(before, now),
             **memory(pid),
@@ -64,12 +64,12 @@ def busy_share(before: tuple[int, int], now: tuple[int, int]) -> dict[str, float
 def memory(pid: int) -> dict[str, float]:
     """Memory of the machine, and of the run's process."""
     machine, process = _words(Path("/proc/meminfo")), _words(Path(f"/proc/{pid}/status"))
-    found = {
+    kibibytes = {
         "memory_gib": _after(machine, "MemTotal:") - _after(machine, "MemAvailable:"),
         "memory_total_gib": _after(machine, "MemTotal:"),
         "run_memory_gib": _after(process, "VmRSS:"),
     }
-    return {name: value * 1024 / GIB for name, value in found.items() if value}
+    return {name: value * 1024 / GIB for name, value in kibibytes.items() if value}
 
 
 def gpus() -> dict[str, float]:
@@ -85,12 +85,12 @@ def gpus() -> dict[str, float]:
 def parsed_gpus(text: str) -> dict[str, float]:
     """Example: parsed_gpus("90, 100, 200, 60, [N/A]") == {"gpu0/utilization": 90.0, "gpu0/memory_mib": 100.0, …}"""
     names = ("utilization", "memory_mib", "memory_total_mib", "temperature", "power_watts")
-    found = {}
+    readings = {}
     for number, line in enumerate(text.strip().splitlines()):
         for name, value in zip(names, line.split(","), strict=False):
             with suppress(ValueError):  # [N/A]
-                found[f"gpu{number}/{name}"] = float(value)
-    return found
+                readings[f"gpu{number}/{name}"] = float(value)
+    return readings
 
 
 def _words(path: Path) -> list[str]:
@@ -101,8 +101,8 @@ def _words(path: Path) -> list[str]:
 
 
 def _after(words: list[str], name: str) -> int:
-    place = words.index(name) + 1 if name in words else len(words)
-    return int(words[place]) if place < len(words) and words[place].isdigit() else 0
+    index = words.index(name) + 1 if name in words else len(words)
+    return int(words[index]) if index < len(words) and words[index].isdigit() else 0
 
 
 if __name__ == "__main__":

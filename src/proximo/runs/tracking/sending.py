@@ -7,7 +7,7 @@ from itertools import islice
 from pathlib import Path
 
 from proximo.runs.files import TRACKING, refuse_foreign_files
-from proximo.runs.tracking.source import Position, Source, read_position
+from proximo.runs.tracking.source import Position, RunSource, read_position
 from proximo.runs.tracking.tracker import Tracker
 from proximo.runs.tracking.trackers import check_names, folder_name, tracker_class
 from proximo.system.locks import FolderLock
@@ -20,9 +20,9 @@ BATCH = 100
 class Sender:
     """One tracker and one run. The caller holds the lock of the tracker's folder."""
 
-    def __init__(self, run: Path, place: Path, kind: type[Tracker]) -> None:
-        self.source, self.place, self._kind = Source(run), place, kind
-        self.position = read_position(place)
+    def __init__(self, run: Path, folder: Path, kind: type[Tracker]) -> None:
+        self.source, self.folder, self._kind = RunSource(run), folder, kind
+        self.position = read_position(folder)
         self._tracker: Tracker | None = None
         self.sent = 0
         """Items sent by this object."""
@@ -39,7 +39,7 @@ class Sender:
             self._save(replace(self.position, is_closed=is_finished))
 
     def _send_batch(self, is_over: bool) -> bool:
-        """Whether there may be more."""
+        """Send a batch of items; True if there may be more."""
         count, position = 0, self.position
         items = self.source.items(position, is_over=is_over)
         try:
@@ -67,19 +67,19 @@ class Sender:
     def _opened(self) -> Tracker:
         if self._tracker is None:
             tracker = self._kind()
-            key = tracker.open(self.source.about(self.place), self.position.key)
+            key = tracker.open(self.source.about(self.folder), self.position.key)
             self._tracker = tracker
             self._save(replace(self.position, key=key))
         return self._tracker
 
     def _save(self, position: Position) -> None:
         self.position = position
-        position.save(self.place)
+        position.save(self.folder)
 
 
 @dataclass(frozen=True)
 class Sent:
-    """What one tracker was sent."""
+    """Record of what one tracker was sent."""
 
     tracker: str
     items: int
@@ -99,7 +99,7 @@ def track(run: str | Path, to: Sequence[str]) -> list[Sent]:
     """
     path = without_links(run)
     refuse_foreign_files(path)
-    source = Source(path)
+    source = RunSource(path)
     if not source.is_run:
         raise ValueError(f"{path} is no run: give a run folder, which `proximo train` or a stage wrote")
     if not to:
@@ -108,10 +108,10 @@ def track(run: str | Path, to: Sequence[str]) -> list[Sent]:
     return [_track(source, name) for name in to]
 
 
-def _track(source: Source, name: str) -> Sent:
-    place = source.run / TRACKING / folder_name(name)
-    with FolderLock(place):
-        sender = Sender(source.run, place, tracker_class(name))
+def _track(source: RunSource, name: str) -> Sent:
+    folder = source.run / TRACKING / folder_name(name)
+    with FolderLock(folder):
+        sender = Sender(source.run, folder, tracker_class(name))
         try:
             sender.send(is_over=not source.is_running)
         except Exception as error:
@@ -120,4 +120,4 @@ def _track(source: Source, name: str) -> Sent:
                 f"tracker {name} failed after {sender.sent} items, {type(error).__name__}: {reason}; the same command "
                 "continues where it stopped"
             ) from error
-    return Sent(name, sender.sent, place)
+    return Sent(name, sender.sent, folder)

@@ -1,4 +1,4 @@
-"""What is new in a run folder for a tracker, read without torch, and how far the tracker has got."""
+"""New rows of a run folder for a tracker, read without torch, and how far the tracker has got."""
 
 import hashlib
 import json
@@ -24,7 +24,7 @@ NAME = "sent.json"
 
 
 @dataclass(frozen=True)
-class Place:
+class FileCursor:
     """The end of the last row that was sent from a .jsonl file, and what that row looked like: a resumed run cuts
     files back and writes the same rows again, or others if its settings were changed."""
 
@@ -39,23 +39,23 @@ class Place:
 
 @dataclass(frozen=True)
 class Position:
-    """Everything that a later process needs to continue."""
+    """Position of a tracker: all that a later process needs to continue."""
 
     key: str | None = None
-    """What the tracker calls the run; None: never opened."""
+    """Name that the tracker gave to the run; None: never opened."""
     attempts: int = 0
     """Attempts at the run when this was stored."""
-    places: Mapping[str, Place] = field(default_factory=dict)
+    places: Mapping[str, FileCursor] = field(default_factory=dict)
     completions: int = -1
     """Highest step whose completions were sent."""
     is_closed: bool = False
-    """Whether the end of a finished run was sent."""
+    """True once the end of a finished run was sent."""
 
-    def place(self, name: str) -> Place:
-        return self.places.get(name, Place())
+    def cursor(self, name: str) -> FileCursor:
+        return self.places.get(name, FileCursor())
 
-    def at(self, name: str, place: Place) -> "Position":
-        return replace(self, places={**self.places, name: place})
+    def at(self, name: str, cursor: FileCursor) -> "Position":
+        return replace(self, places={**self.places, name: cursor})
 
     def save(self, folder: Path) -> None:
         write_file(folder / NAME, (json.dumps(asdict(self)) + "\n").encode())
@@ -67,7 +67,7 @@ def read_position(folder: Path) -> Position:
     path = folder / NAME
     try:
         data = read_json(path)
-        places = {name: Place(**place) for name, place in data.pop("places").items()}
+        places = {name: FileCursor(**cursor) for name, cursor in data.pop("places").items()}
         return Position(places=places, **data)
     except FileNotFoundError:
         return Position()
@@ -83,13 +83,13 @@ Row = dict[str, Any]
 
 
 def new_rows(
-    path: Path, place: Place, *, is_over: bool, resumed_after: Callable[[], int]
-) -> Iterator[tuple[Row | None, Place]]:
-    """Rows after a place, each with the place behind it. None: what was sent before has been replaced by other rows,
+    path: Path, cursor: FileCursor, *, is_over: bool, resumed_after: Callable[[], int]
+) -> Iterator[tuple[Row | None, FileCursor]]:
+    """Rows after a cursor, each with the cursor behind it. None: what was sent before has been replaced by other rows,
     which follow.
 
     A file that has become shorter belongs to a resumed run, which writes the same rows again: until it has passed the
-    place nothing is new. If it then has other rows there, those after step `resumed_after()` follow.
+    cursor nothing is new. If it then has other rows there, those after step `resumed_after()` follow.
     """
     try:
         file = open_file(path)
@@ -98,40 +98,40 @@ def new_rows(
     except OSError:
         return
     with file:
-        if file.seek(0, 2) < place.offset and not is_over:
+        if file.seek(0, 2) < cursor.offset and not is_over:
             return
-        if place.offset and not _is_there(file, place):
-            place = _first_after(file, resumed_after())
-            yield None, place
-        file.seek(place.offset)
+        if cursor.offset and not _is_there(file, cursor):
+            cursor = _first_after(file, resumed_after())
+            yield None, cursor
+        file.seek(cursor.offset)
         for line in whole_lines(file):
             row = to_row(line)
-            place = _behind(place, file.tell(), line or b"", row)
+            cursor = _behind(cursor, file.tell(), line or b"", row)
             if row is not None:
-                yield row, place
+                yield row, cursor
 
 
-def _is_there(file: BinaryIO, place: Place) -> bool:
-    """Whether the last row that was sent is still where it was."""
-    file.seek(place.offset - place.length)
-    return hashlib.sha256(file.read(place.length)).hexdigest() == place.digest
+def _is_there(file: BinaryIO, cursor: FileCursor) -> bool:
+    """True if the last row that was sent is still where it was."""
+    file.seek(cursor.offset - cursor.length)
+    return hashlib.sha256(file.read(cursor.length)).hexdigest() == cursor.digest
 
 
-def _first_after(file: BinaryIO, step: int) -> Place:
-    """The place before the first row of a later step."""
+def _first_after(file: BinaryIO, step: int) -> FileCursor:
+    """The cursor before the first row of a later step."""
     file.seek(0)
-    place = Place()
+    cursor = FileCursor()
     for line in whole_lines(file):
         row = to_row(line)
         if row is not None and step_of(row) > step:
             break
-        place = _behind(place, file.tell(), line or b"", row)
-    return place
+        cursor = _behind(cursor, file.tell(), line or b"", row)
+    return cursor
 
 
-def _behind(place: Place, offset: int, line: bytes, row: Row | None) -> Place:
-    step = place.step if row is None else max(place.step, step_of(row))
-    return replace(place, offset=offset, length=len(line), digest=hashlib.sha256(line).hexdigest(), step=step)
+def _behind(cursor: FileCursor, offset: int, line: bytes, row: Row | None) -> FileCursor:
+    step = cursor.step if row is None else max(cursor.step, step_of(row))
+    return replace(cursor, offset=offset, length=len(line), digest=hashlib.sha256(line).hexdigest(), step=step)
 
 
 def step_of(row: Row) -> int:
@@ -141,7 +141,7 @@ def step_of(row: Row) -> int:
 
 SYSTEM = f"{TRACKING}/system.jsonl"
 """Readings of the machine; see readings.py."""
-FACTS = ("algorithm", "version", "source", "python", "torch", "transformers", "processor", "argv", "parameters")
+RECORD_KEYS = ("algorithm", "version", "source", "python", "torch", "transformers", "processor", "argv", "parameters")
 """Keys of run.json that trackers get."""
 
 
@@ -177,10 +177,10 @@ class Completions:
 Item = Metrics | Event | Completions
 
 
-class Source:
+class RunSource:
     """Reads a run folder at any time.
 
-    Example: items = list(Source(Path("runs/a")).items(Position(), is_over=True))
+    Example: items = list(RunSource(Path("runs/a")).items(Position(), is_over=True))
     """
 
     def __init__(self, run: Path) -> None:
@@ -198,22 +198,22 @@ class Source:
     def is_running(self) -> bool:
         return not self.is_finished and is_held(self.run / LOCK)
 
-    def about(self, place: Path) -> TrackedRun:
+    def about(self, tracker_folder: Path) -> TrackedRun:
         text = _read(self.run / "config.toml").decode("utf-8-sig", errors="replace")
         record = self._json("run.json")
-        facts = {name: record[name] for name in FACTS if record.get(name) is not None}
+        details = {name: record[name] for name in RECORD_KEYS if record.get(name) is not None}
         folder = self.run.resolve()
-        return TrackedRun(folder.name, folder, place.resolve(), tomllib.loads(masked(text)), facts)
+        return TrackedRun(folder.name, folder, tracker_folder.resolve(), tomllib.loads(masked(text)), details)
 
     def summary(self) -> dict[str, float]:
         """Numbers of result.json, those of evaluations as "before/accuracy" and "after/accuracy", or "best/loss"."""
         result = self._json(RESULT)
         parts = {name: result[name] for name in ("before", "after", "best") if isinstance(result.get(name), dict)}
-        found = {f"{part}/{name}": value for part, values in parts.items() for name, value in values.items()}
-        return numbers(result | found)
+        flat = {f"{part}/{name}": value for part, values in parts.items() for name, value in values.items()}
+        return numbers(result | flat)
 
     def items(self, position: Position, *, is_over: bool) -> Iterator[tuple[Item | None, Position]]:
-        """Everything new, each with the position behind it; None where there is nothing to send before it."""
+        """New items, each with the position behind it; None where there is nothing to send before it."""
         for each in (self._metrics, self._timings, self._events, self._system, self._completions):
             for item, after in each(position, is_over):
                 position = after
@@ -222,8 +222,8 @@ class Source:
     def _metrics(self, position: Position, is_over: bool) -> Iterator[tuple[Item | None, Position]]:
         origins = self._origins()
         later = origins[position.attempts :] or [0]
-        place = position.place(METRICS)
-        for row, behind in new_rows(self.run / METRICS, place, is_over=is_over, resumed_after=lambda: min(later)):
+        cursor = position.cursor(METRICS)
+        for row, behind in new_rows(self.run / METRICS, cursor, is_over=is_over, resumed_after=lambda: min(later)):
             # A new row shows that the file has what was sent before, so later attempts have been dealt with.
             position = replace(position.at(METRICS, behind), attempts=len(origins))
             if row is None:
@@ -251,12 +251,12 @@ class Source:
 
     def _appended(self, name: str, position: Position, is_over: bool) -> Iterator[tuple[Row, Position, int]]:
         """New rows of a file that is never cut back, each with the position behind it and the highest step before."""
-        place = position.place(name)
-        for row, behind in new_rows(self.run / name, place, is_over=is_over, resumed_after=lambda: 0):
+        cursor = position.cursor(name)
+        for row, behind in new_rows(self.run / name, cursor, is_over=is_over, resumed_after=lambda: 0):
             if row is not None:
                 position = position.at(name, behind)
-                yield row, position, place.step
-            place = behind
+                yield row, position, cursor.step
+            cursor = behind
 
     def _completions(self, position: Position, is_over: bool) -> Iterator[tuple[Item | None, Position]]:
         for step in stored_steps(self.run):
@@ -272,20 +272,20 @@ class Source:
                     yield Completions(step, rows), position
 
     def _origins(self) -> list[int]:
-        """For each attempt at the run the step it continued after; 0 if it began anew."""
+        """Step that each attempt at the run continued after; 0 if it began anew."""
         attempts = self._json("run.json").get("attempts")
         names = [each.get("from") for each in attempts if isinstance(each, dict)] if isinstance(attempts, list) else []
-        found = [re.fullmatch(r"step-(\d+)", name) if isinstance(name, str) else None for name in names]
-        return [int(match[1]) if match else 0 for match in found]
+        matches = [re.fullmatch(r"step-(\d+)", name) if isinstance(name, str) else None for name in names]
+        return [int(match[1]) if match else 0 for match in matches]
 
     def _json(self, name: str) -> dict[str, Any]:
         try:
-            found = json_value(_read(self.run / name))
+            value = json_value(_read(self.run / name))
         except UnsafeFile:
             raise
         except ValueError:
             return {}
-        return found if isinstance(found, dict) else {}
+        return value if isinstance(value, dict) else {}
 
 
 def numbers(row: Mapping[str, Any]) -> dict[str, float]:

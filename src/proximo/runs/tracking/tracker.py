@@ -11,7 +11,7 @@ Completion = Mapping[str, str | float | None]
 
 @dataclass(frozen=True)
 class TrackedRun:
-    """What a tracker is told about a run before anything else."""
+    """Description of a run, which a tracker gets before anything else."""
 
     name: str
     """Name of the run folder."""
@@ -26,8 +26,8 @@ class TrackedRun:
 
 
 class Tracker(Protocol):
-    """Where a run is sent. The class is created without arguments. All calls come from one process, in order; what has
-    been accepted is not sent again, and what raises an exception is tried again later."""
+    """A service that a run is sent to. The class is created without arguments. All calls come from one process, in
+    order; what has been accepted is not sent again, and what raises an exception is tried again later."""
 
     def open(self, run: TrackedRun, key: str | None) -> str:
         """Begin, or continue what `key` names. Returns the key, which is stored and given to later calls; None means

@@ -32,7 +32,7 @@ def pages_for(tokens: int) -> int:
 
 @dataclass(frozen=True)
 class Spans:
-    """Which keys each row reads in a step, the same for all layers: U units of M rows, R rows, I items of work."""
+    """Keys that each row reads in a step, the same for all layers: U units of M rows, R rows, I items of work."""
 
     prompt_pages: Int[Tensor, "Q PP"]
     """Pages of each prompt."""
@@ -73,7 +73,7 @@ class PagedReader:
 
 @dataclass(frozen=True)
 class Kernels:
-    """How a step is computed on a device."""
+    """Functions that compute a step on a device."""
 
     plan: Callable[..., tuple[Tensor, Tensor, Tensor, Tensor, Tensor]]
     """`plan_spans`, or the kernel that computes the same."""
@@ -133,7 +133,7 @@ class PagedLayer:
 
 
 def max_items(spans: int, heads: int) -> int:
-    """More items than this never occur, whatever the lengths."""
+    """Largest number of items that can occur, whatever the lengths."""
     return spans + -(-PROGRAMS // heads)
 
 
@@ -144,7 +144,7 @@ def plan_spans(
     prompt_lengths: Int[Tensor, " Q"],
     heads: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Where each row writes, how many of its own tokens it reads, and the items of work.
+    """Places where the rows write, numbers of their own tokens that they read, and the items of work.
 
     A row that has ended, and a slot without one, read one token instead of all.
     """
@@ -188,7 +188,7 @@ def plain_attention(
     chunk: Tensor,
     scale: float,
 ) -> Tensor:
-    """What the GPU's kernel computes, in plain operations and without items of work."""
+    """Compute what the GPU's kernel does, in plain operations and without items of work."""
     kv_heads = key.shape[1]
     rows = torch.arange(len(query), device=query.device)
     page, offset = row_pages[rows, places // PAGE].long(), places % PAGE

@@ -1,4 +1,4 @@
-"""Where a call decodes: a table of rows, their keys and values, and on a GPU the captured steps.
+"""Memory in which a call decodes: a table of rows, their keys and values, and on a GPU the captured steps.
 
 A GPU's room is kept for the next call.
 """
@@ -21,9 +21,9 @@ from proximo.samplers.embedded.paged import MAX_LANES, PagedCache
 from proximo.samplers.embedded.row_state import DecodeTable, empty_table
 
 MEMORY_SHARE = 0.6
-"""Of a GPU's free memory, for keys and values at most: what is left is for the learner."""
+"""Share of a GPU's free memory for keys and values at most: what is left is for the learner."""
 TRAINING_BYTES = 12
-"""Of each weight that is trained: a gradient and two moments in float32, which come with the first update."""
+"""Bytes for each weight that is trained: a gradient and two moments in float32, which come with the first update."""
 SPARE_PAGES = 1.25
 """Pages that are kept for each page that a call needed at most."""
 LARGE = 2**30
@@ -34,7 +34,7 @@ MAX_WIDTH = 256
 
 @dataclass(frozen=True)
 class BufferPlan:
-    """How much room a call asks for."""
+    """Room that a call asks for."""
 
     slots: int
     prompts: int
@@ -60,7 +60,7 @@ def plan_for(rows: Counter[tuple[int, ...]], max_tokens: int, slots: int) -> Buf
 
 
 def plan_of(prompts: int, rows: int, max_prompt_tokens: int, max_tokens: int, slots: int) -> BufferPlan:
-    """For `rows` samples of `prompts` different prompts, in at most `slots` slots."""
+    """Plan for `rows` samples of `prompts` different prompts, in at most `slots` slots."""
     slots, siblings = min(slots, rows), max(1, rows // prompts)
     # Siblings end at different times: room for twice the prompts that fill the slots, so that few wait for the last.
     held = min(prompts, slots, 2 * -(-slots // siblings))
@@ -186,12 +186,12 @@ class BufferPool:
         return room_for_keys(free_bytes(shape.device), trained) // shape.bytes_per_token
 
     def _members(self, plan: BufferPlan, shape: KeyShape) -> int:
-        """How many rows share a read of their prompt: a power of two."""
+        """Number of rows that share a read of their prompt: a power of two."""
         if self._shared_prefix is False:
             return 1
         repeats = self._model.config.num_attention_heads // shape.heads
-        most = 1 << (max(1, MAX_LANES // repeats).bit_length() - 1)
-        return min(most, 1 << (plan.siblings - 1).bit_length())
+        limit = 1 << (max(1, MAX_LANES // repeats).bit_length() - 1)
+        return min(limit, 1 << (plan.siblings - 1).bit_length())
 
 
 def is_gpu(device: torch.device) -> bool:
@@ -199,7 +199,7 @@ def is_gpu(device: torch.device) -> bool:
 
 
 def has_kernels(shape: KeyShape) -> bool:
-    """Whether our decode attention runs there: it is written in triton."""
+    """True if our decode attention runs there: it is written in triton."""
     return find_spec("triton") is not None and shape.width <= MAX_WIDTH and shape.dtype != torch.float64
 
 
@@ -210,7 +210,7 @@ def room_for_keys(free: int, trained: int) -> int:
 
 
 def fewer_pages(pages: int, needed: int, size: int) -> int | None:
-    """How many pages to keep of those that take `size` bytes, after a call that needed so many at most; None: all."""
+    """Number of pages to keep of those that take `size` bytes, after a call that needed so many at most; None: all."""
     wanted = int(SPARE_PAGES * needed) + 1
     return wanted if pages > 2 * wanted and size > LARGE else None
 

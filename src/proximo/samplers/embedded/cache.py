@@ -26,7 +26,7 @@ def aligned(length: int) -> int:
 
 @dataclass(frozen=True)
 class KeyShape:
-    """Of a model's keys and values."""
+    """Shape of a model's keys and values."""
 
     layers: int
     heads: int
@@ -39,7 +39,7 @@ class KeyShape:
         return self.layers * 2 * self.heads * self.width * self.dtype.itemsize
 
     def zeros(self, rows: int, tokens: int) -> Float[Tensor, "N 2 R K S D"]:
-        """Not empty memory: attention multiplies what lies behind a row's end by 0, so it must not be NaN."""
+        """Zeros, not empty memory: attention multiplies what lies behind a row's end by 0, so it must not be NaN."""
         shape = (self.layers, 2, rows, self.heads, aligned(tokens), self.width)
         return torch.zeros(shape, dtype=self.dtype, device=self.device)
 
@@ -63,7 +63,7 @@ class PrefillReader:
 
     @property
     def memory(self) -> Float[Tensor, "N 2 R K S D"]:
-        """Of all N layers: keys and values."""
+        """Keys and values of all N layers."""
         return torch.stack(self._layers)
 
     def layer(self, number: int) -> "PrefillReader":
@@ -106,16 +106,18 @@ class SlotCache:
         self._memory[:, :, self._live : self._live + count, :, : len(prompt)] = prefix.unsqueeze(2)
         self._live += count
 
-    def release(self, gone: Sequence[int], sources: Sequence[int], targets: Sequence[int], own: int, left: int) -> None:
-        """Rows leave; others, of at most `own` own tokens, move into holes; the first `left` slots stay."""
+    def release(
+        self, gone: Sequence[int], sources: Sequence[int], targets: Sequence[int], own_tokens: int, left: int
+    ) -> None:
+        """Rows leave; others, of at most `own_tokens` own tokens, move into holes; the first `left` slots stay."""
         assert not set(sources) & set(targets)
-        length = self._prompt_room + own
+        length = self._prompt_room + own_tokens
         if sources:
             self._memory[:, :, targets, :, :length] = self._memory[:, :, sources, :, :length]
         self._live = left
 
     def settle(self) -> None:
-        """Nothing is written down about rows."""
+        """Do nothing: no notes are kept about rows."""
 
     def reader(self, rows: int, table: DecodeTable, longest: int) -> "DecodeReader":
         """`longest` is the length of the longest row, its new token included."""

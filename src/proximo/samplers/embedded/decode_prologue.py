@@ -1,4 +1,4 @@
-"""What a decode step on a GPU does around attention, in few kernels: starting one takes as long as what it computes.
+"""Decode step on a GPU around attention, in few kernels: starting one takes as long as what it computes.
 
 One kernel plans a step: where each row writes, and how the keys are divided among programs. One kernel a layer takes a
 row's joined projections to rotated queries, and to keys and values in its page.
@@ -28,9 +28,9 @@ def _plan(counts, live, unit_prompt, prompt_lengths, places, lengths, items, fir
     is_unit, is_row = span < num_units, (row >= 0) & (row < rows)
     prompt = tl.load(unit_prompt + span, mask=is_unit, other=-1)
     shared = tl.load(prompt_lengths + prompt, mask=prompt >= 0, other=0)
-    place = tl.maximum(tl.load(counts + row, mask=is_row, other=1) - 1, 0).to(tl.int32)
+    position = tl.maximum(tl.load(counts + row, mask=is_row, other=1) - 1, 0).to(tl.int32)
     alive = tl.load(live + row, mask=is_row, other=0) != 0
-    length = tl.where(is_row, tl.where(alive, place + 1, 1), shared)
+    length = tl.where(is_row, tl.where(alive, position + 1, 1), shared)
     share = (tl.sum(length.to(tl.int64), 0) * HEADS + PROGRAMS - 1) // PROGRAMS
     size = tl.maximum((share + PAGE - 1) // PAGE * PAGE, MIN_CHUNK).to(tl.int32)
     pieces = (length + size - 1) // size
@@ -40,7 +40,7 @@ def _plan(counts, live, unit_prompt, prompt_lengths, places, lengths, items, fir
     tl.store(first + span, starts, mask=is_unit | is_row)
     tl.store(first + num_units + rows, tl.sum(pieces, 0))
     tl.store(chunk, size)
-    tl.store(places + row, place, mask=is_row)
+    tl.store(places + row, position, mask=is_row)
     tl.store(lengths + row, length, mask=is_row)
 
 
@@ -67,7 +67,7 @@ def _front(states, query, keys, values, query_norm, key_norm, cosines, sines, ro
            table_stride, page_stride, HEADS: tl.constexpr, KEY_HEADS: tl.constexpr, WIDTH: tl.constexpr,
            HALF: tl.constexpr, GROUP: tl.constexpr, NORMS: tl.constexpr, TURNS: tl.constexpr,
            PAGE: tl.constexpr):  # fmt: skip
-    """From a row's projections to rotated queries, and keys and values in its page."""
+    """Turn a row's projections into rotated queries, and keys and values in its page."""
     row = tl.program_id(0)
     head = tl.program_id(1) * GROUP + tl.arange(0, GROUP)
     dims = tl.arange(0, HALF)
@@ -97,9 +97,9 @@ def _front(states, query, keys, values, query_norm, key_norm, cosines, sines, ro
     asked = query + (row * HEADS + head)[:, None] * WIDTH + dims[None, :]
     tl.store(asked, new_low, mask=inside & is_query)
     tl.store(asked + WIDTH // 2, new_high, mask=inside & is_query)
-    place = tl.load(places + row)
-    page = tl.load(row_pages + row * table_stride + place // PAGE).to(tl.int64)
-    slot = page * page_stride + ((head - HEADS) % KEY_HEADS * PAGE + place % PAGE)[:, None] * WIDTH + dims[None, :]
+    position = tl.load(places + row)
+    page = tl.load(row_pages + row * table_stride + position // PAGE).to(tl.int64)
+    slot = page * page_stride + ((head - HEADS) % KEY_HEADS * PAGE + position % PAGE)[:, None] * WIDTH + dims[None, :]
     is_key = (head >= HEADS)[:, None] & (head < HEADS + KEY_HEADS)[:, None]
     tl.store(keys + slot, new_low, mask=inside & is_key)
     tl.store(keys + slot + WIDTH // 2, new_high, mask=inside & is_key)

@@ -31,7 +31,7 @@ class Paused:
     """Tokens drawn so far."""
     keys: StoredRow
     columns: list[Tensor]
-    """Its row of the decode table."""
+    """Row of the decode table."""
 
 
 class Decoding:

@@ -15,14 +15,14 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, rms_norm
 
 from proximo.models.model_types import PreTrainedModel
-from proximo.models.packing.attention import LayerReader, Reader, body, decoder_layers, hidden_states
+from proximo.models.packing.attention import LayerReader, ModelReader, body, decoder_layers, hidden_states
 from proximo.system.machine import side_by_side
 from proximo.types.tensor_types import Float, Int
 
 MAX_COPIED = 8_000_000
 """Weights in the layers. Beyond it the copy costs more time and memory than the step saves."""
 
-DecodeStates = Callable[[Tensor, Tensor, Reader], Tensor]
+DecodeStates = Callable[[Tensor, Tensor, ModelReader], Tensor]
 """(tokens [R, S], positions [R, S], reader) to states [R, S, E]."""
 
 
@@ -36,11 +36,11 @@ def decode_states(model: PreTrainedModel) -> DecodeStates:
         return partial(hidden_states, model)
     is_small = sum(weight.numel() for layer in layers for weight in layer.parameters()) <= MAX_COPIED
     with torch.no_grad():
-        return _Fused(trunk, [_block(layer, _joined if is_small else _Own.of_parts) for layer in layers])
+        return _Fused(trunk, [_block(layer, _joined if is_small else _OwnWeights.of_parts) for layer in layers])
 
 
 def _fits(trunk: nn.Module, layers: Iterable[nn.Module]) -> bool:
-    """On a CPU, of a known kind, as transformers made it: nobody listens or has put something in its place."""
+    """True on a CPU, for a known kind as transformers made it: nobody listens or has put something in its place."""
     if not all(is_plain(layer) for layer in layers):
         return False
     weights = [weight for layer in layers for weight in layer.parameters()]
@@ -48,12 +48,12 @@ def _fits(trunk: nn.Module, layers: Iterable[nn.Module]) -> bool:
 
 
 def is_exact(weight: Tensor) -> bool:
-    """Whether products with it are computed on a CPU, and in its own precision."""
+    """True if products with it are computed on a CPU, and in its own precision."""
     return weight.device.type == "cpu" and weight.dtype in (torch.float32, torch.float64)
 
 
 def is_heard(model: nn.Module) -> bool:
-    """Whether somebody listens to a part of it."""
+    """True if somebody listens to a part of it."""
     return any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
 
 
@@ -71,7 +71,7 @@ def _classes() -> tuple[tuple[type, ...], tuple[type, ...]]:
 
 
 def is_plain(layer: Any) -> bool:
-    """Whether a layer is of a known kind, with nothing put in the place of its parts."""
+    """True if a layer is of a known kind, with nothing put in the place of its parts."""
     known, known_norms = _classes()
     if type(layer) not in known:
         return False
@@ -90,7 +90,7 @@ class _Fused:
 
     @torch.no_grad()
     def __call__(
-        self, tokens: Int[Tensor, "R S"], positions: Int[Tensor, "R S"], reader: Reader
+        self, tokens: Int[Tensor, "R S"], positions: Int[Tensor, "R S"], reader: ModelReader
     ) -> Float[Tensor, "R S E"]:
         hidden = self.trunk.get_submodule("embed_tokens")(tokens)
         cosines, sines = self.trunk.get_submodule("rotary_emb")(hidden, positions)
@@ -120,7 +120,7 @@ class _Product:
 
 
 @dataclass(frozen=True)
-class _Own:
+class _OwnWeights:
     """The same with a model's own weights, which are not copied."""
 
     parts: tuple[nn.Linear, ...]
@@ -128,16 +128,16 @@ class _Own:
     """Weight of the norm before them."""
 
     @classmethod
-    def of_parts(cls, *parts: nn.Linear, behind: Any = None) -> "_Own":
+    def of_parts(cls, *parts: nn.Linear, behind: Any = None) -> "_OwnWeights":
         return cls(parts, None if behind is None else behind.weight)
 
     def of(self, inputs: Float[Tensor, "R I"]) -> Float[Tensor, "R O"]:
         scaled = inputs if self.scale is None else inputs * self.scale
-        found = side_by_side(scaled, *(part.weight for part in self.parts))
-        for part, place in zip(self.parts, found.split([part.out_features for part in self.parts], 1), strict=True):
+        product = side_by_side(scaled, *(part.weight for part in self.parts))
+        for part, target in zip(self.parts, product.split([part.out_features for part in self.parts], 1), strict=True):
             if part.bias is not None:
-                place.add_(part.bias)
-        return found
+                target.add_(part.bias)
+        return product
 
     def added(self, inputs: Float[Tensor, "R I"], to: Float[Tensor, "R O"]) -> Float[Tensor, "R O"]:
         return self.of(inputs).add_(to)
@@ -147,28 +147,28 @@ class _Own:
 class _Block:
     """One decoder layer. Its norms' weights belong to the products behind them, except where heads have their own."""
 
-    states: _Product | _Own
+    states: _Product | _OwnWeights
     """Queries, keys and values."""
-    output: _Product | _Own
-    gated: _Product | _Own
+    output: _Product | _OwnWeights
+    gated: _Product | _OwnWeights
     """Gate and up."""
-    down: _Product | _Own
+    down: _Product | _OwnWeights
     activation: nn.Module
     epsilons: tuple[float, float]
-    """Of the norms before attention and before the gate."""
+    """Epsilons of the norms before attention and before the gate."""
     head_norm: tuple[Float[Tensor, "HK D"], float] | None
     """Weight and epsilon, of families that have norms on queries and keys."""
     heads: tuple[int, int]
-    """Of queries, and of keys and values."""
+    """Numbers of heads of queries, and of keys and values."""
     width: int
     scale: float
     turns: bool
-    """Whether positions turn its queries and keys."""
+    """True if positions turn its queries and keys."""
 
     def run(
         self, hidden: Float[Tensor, "RS E"], angles: tuple[Tensor, Tensor], reader: LayerReader, *, rows: int
     ) -> Float[Tensor, "RS E"]:
-        """Of the positions of all rows, one row after another."""
+        """Run at the positions of all rows, one row after another."""
         states = self.states.of(_normed(hidden, self.epsilons[0])).unflatten(1, (-1, self.width))
         asking, value = states.split((sum(self.heads), self.heads[1]), dim=1)
         if self.head_norm is not None:
@@ -185,8 +185,8 @@ class _Block:
         return self.down.added(self.activation(gate).mul_(up), to=hidden)
 
 
-def _block(layer: Any, together: Callable[..., _Product | _Own]) -> _Block:
-    """`together` makes a product of projections, with the norm that they stand behind."""
+def _block(layer: Any, together: Callable[..., _Product | _OwnWeights]) -> _Block:
+    """Block of a layer; `together` makes a product of projections, with the norm that they stand behind."""
     attention, mlp = layer.self_attn, layer.mlp
     first, second, width = layer.input_layernorm, layer.post_attention_layernorm, attention.head_dim
     heads = attention.q_proj.out_features // width, attention.k_proj.out_features // width
@@ -222,5 +222,5 @@ def _joined(*parts: nn.Linear, behind: Any = None) -> _Product:
 
 
 def _normed(inputs: Float[Tensor, "*R E"], epsilon: float) -> Float[Tensor, "*R E"]:
-    """Without the norm's weight, and in float32 whatever comes in, as transformers does it."""
+    """Normalise without the norm's weight, and in float32 whatever comes in, as transformers does it."""
     return rms_norm(inputs.float(), inputs.shape[-1:], None, epsilon).to(inputs.dtype)

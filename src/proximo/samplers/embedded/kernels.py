@@ -19,7 +19,7 @@ from proximo.samplers.embedded.attention import PAGE
 
 LOG2_E = 1.4426950408889634
 STAGES = 3
-"""Of the loop over keys; where a page is found comes one stage before what lies in it."""
+"""Stages of the loop over keys; where a page is found comes one stage before what lies in it."""
 SHARED_BYTES = 100 * 1024
 """Shared memory for the keys and values that a program has under way: two programs fit on a multiprocessor."""
 PIECES = 8
@@ -32,10 +32,10 @@ def _write(key, value, keys, values, row_pages, places, key_stride, value_stride
     row, head = tl.program_id(0), tl.program_id(1)
     dims = tl.arange(0, PADDED)
     inside = dims < WIDTH
-    place = tl.load(places + row)
-    page = tl.load(row_pages + row * table_stride + place // PAGE).to(tl.int64)
+    position = tl.load(places + row)
+    page = tl.load(row_pages + row * table_stride + position // PAGE).to(tl.int64)
     source = head * WIDTH + dims
-    target = page * page_stride + (head * PAGE + place % PAGE) * WIDTH + dims
+    target = page * page_stride + (head * PAGE + position % PAGE) * WIDTH + dims
     tl.store(keys + target, tl.load(key + row * key_stride + source, mask=inside), mask=inside)
     tl.store(values + target, tl.load(value + row * value_stride + source, mask=inside), mask=inside)
 
@@ -81,8 +81,8 @@ def _read_prompt(query, keys, values, prompt_pages, prompt_lengths, unit_prompt,
     prompt = tl.load(unit_prompt + unit)
     stop = tl.minimum(start + size, tl.load(prompt_lengths + prompt))
     row = tl.load(unit_rows + unit * MEMBERS + lanes // REPEATS, mask=seated, other=-1)
-    place = (row * HEADS + head) * REPEATS + lanes % REPEATS
-    asked = tl.load(query + place[:, None] * WIDTH + dims[None, :], mask=(row >= 0)[:, None] & within[None, :],
+    index = (row * HEADS + head) * REPEATS + lanes % REPEATS
+    asked = tl.load(query + index[:, None] * WIDTH + dims[None, :], mask=(row >= 0)[:, None] & within[None, :],
                     other=0.0)  # fmt: skip
     mixed, weight = _span(asked, keys, values, prompt_pages + prompt * prompt_stride, start, stop, page_stride, scale,
                           LANES, WIDTH, PADDED, PAGE, BLOCK, PRECISION)  # fmt: skip
@@ -100,8 +100,8 @@ def _read_own(query, keys, values, row_pages, lengths, near, near_weights, scale
     dims, lanes = tl.arange(0, PADDED), tl.arange(0, LANES)
     within, taken = dims < WIDTH, lanes < REPEATS
     stop = tl.minimum(start + size, tl.load(lengths + row).to(tl.int32))
-    place = (row * HEADS + head) * REPEATS + lanes
-    asked = tl.load(query + place[:, None] * WIDTH + dims[None, :], mask=taken[:, None] & within[None, :],
+    index = (row * HEADS + head) * REPEATS + lanes
+    asked = tl.load(query + index[:, None] * WIDTH + dims[None, :], mask=taken[:, None] & within[None, :],
                     other=0.0)  # fmt: skip
     mixed, weight = _span(asked, keys, values, row_pages + row * row_stride, start, stop, page_stride, scale,
                           LANES, WIDTH, PADDED, PAGE, BLOCK, PRECISION)  # fmt: skip
@@ -142,9 +142,9 @@ def _gather(pieces, weights, start, stop, lane, stride, peak, total, mixed, WIDT
     for begin in range(start, stop, PIECES):
         item = begin + steps
         inside = item < stop
-        place = item * stride + lane
-        weight = tl.load(weights + place, mask=inside, other=float("-inf"))
-        piece = tl.load(pieces + place[:, None] * WIDTH + dims[None, :],
+        index = item * stride + lane
+        weight = tl.load(weights + index, mask=inside, other=float("-inf"))
+        piece = tl.load(pieces + index[:, None] * WIDTH + dims[None, :],
                         mask=inside[:, None] & (dims < WIDTH)[None, :], other=0.0)  # fmt: skip
         higher = tl.maximum(peak, tl.max(weight, 0))
         shrink = tl.exp2(peak - higher)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from proximo.models.packing.attention import LayerReader, Reader, body, wide_sums
+from proximo.models.packing.attention import LayerReader, ModelReader, body, wide_sums
 from proximo.samplers.embedded.attention import PagedLayer
 from proximo.types.tensor_types import Float
 
@@ -23,10 +23,10 @@ class Joined:
     """The weights of one decoder layer, of a family that `fused.is_plain` knows."""
 
     states: Float[Tensor, "O E"]
-    """Of queries, keys and values."""
+    """Weights of queries, keys and values."""
     bias: Float[Tensor, " O"] | None
     gated: Float[Tensor, "F E"]
-    """Of gate and up."""
+    """Weights of gate and up."""
     gated_bias: Float[Tensor, " F"] | None
 
 
@@ -38,7 +38,7 @@ def run_joined(
     angles: tuple[Tensor, Tensor],
     reader: LayerReader,
 ) -> tuple[Float[Tensor, "R S E"], Float[Tensor, "R S E"]]:
-    """What the layer computes of hidden + added, in two parts of which its output is the sum.
+    """Run the layer on hidden + added; its output is in two parts, of which it is the sum.
 
     The sum is left to the next layer, where it is one kernel with the norm that follows.
     """
@@ -76,7 +76,7 @@ def joined_states(
     run: Callable[..., tuple[Tensor, Tensor]],
     tokens: Tensor,
     positions: Tensor,
-    reader: Reader,
+    reader: ModelReader,
 ) -> Float[Tensor, "R S E"]:
     """`hidden_states` of a model whose layers are all joined; `run` is `run_joined`, compiled or not."""
     trunk = body(model)
@@ -92,7 +92,7 @@ def joined_states(
 
 
 def _turned(heads: Float[Tensor, "R S H D"], angles: tuple[Tensor, Tensor]) -> Float[Tensor, "R S H D"]:
-    """By the angles of their positions, as transformers writes it."""
+    """Turn heads by the angles of their positions, as transformers writes it."""
     cosines, sines = (each.unsqueeze(2) for each in angles)
     first, second = heads.chunk(2, dim=-1)
     return heads * cosines + torch.cat((-second, first), dim=-1) * sines
@@ -124,12 +124,12 @@ def _biases(parts: Sequence[nn.Linear]) -> Tensor | None:
 def side_by_side(parameters: Sequence[nn.Parameter]) -> Tensor:
     """One tensor of which the parameters are the parts, in order: they keep their names, values and gradients."""
     first, whole = parameters[0], sum(len(parameter) for parameter in parameters)
-    place = first.storage_offset()
+    offset = first.storage_offset()
     for parameter in parameters:
         together = parameter.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
-        if not (together and parameter.storage_offset() == place and parameter.is_contiguous()):
+        if not (together and parameter.storage_offset() == offset and parameter.is_contiguous()):
             break
-        place += parameter.numel()
+        offset += parameter.numel()
     else:
         return first.detach().as_strided((whole, *first.shape[1:]), first.stride())
     moved = torch.cat([parameter.detach() for parameter in parameters])

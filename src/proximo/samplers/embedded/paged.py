@@ -38,7 +38,7 @@ class StoredRow:
 
     prompt: Prompt
     sides: list[Float[Tensor, "N K S D"]]
-    """Its pages, of each layer's keys and values."""
+    """Pages of the row, of each layer's keys and values."""
 
     @property
     def pages(self) -> int:
@@ -76,14 +76,14 @@ class PagedCache:
         self._free = list(range(self.pages, SPARE_PAGE, -1))
         self.least_free = len(self._free)
         self.has_stored = False
-        """Whether a row had to be stored since then."""
+        """True if a row had to be stored since then."""
         self._held: dict[Prompt, tuple[int, list[int]]] = {}
         """Row in the table of prompts, and pages, of each prompt in memory."""
         self._users: Counter[Prompt] = Counter()
         """Live and stored rows of each prompt."""
         self._slots: list[Prompt] = []
         """The prompt of each live slot."""
-        self._own: list[list[int]] = []
+        self._slot_pages: list[list[int]] = []
         """The pages of each live slot."""
         self._row_pages.clear()
 
@@ -98,7 +98,7 @@ class PagedCache:
     # Rows that enter
 
     def reserve(self, prompt: Prompt, entering: int) -> bool:
-        """Whether one more row of a prompt fits, with a page for each live row and for those that are entering."""
+        """True if one more row of a prompt fits, with a page for each live row and for those that are entering."""
         taken = self._held.get(prompt)
         needed = 0 if taken else pages_for(len(prompt))
         if len(self._free) < needed + len(self._slots) + entering + 1 or (
@@ -126,48 +126,50 @@ class PagedCache:
             self._prompt_lengths[number] = len(prompt)
         self._users[prompt] += count
         self._slots += [prompt] * count
-        self._own += [[] for _ in range(count)]
+        self._slot_pages += [[] for _ in range(count)]
 
     def grow(self, needs: Sequence[int]) -> bool:
         """Give live rows pages for this many own tokens each; False, and nothing given, where there are too few."""
-        missing = [max(pages_for(need) - len(own), 0) for need, own in zip(needs, self._own, strict=True)]
+        missing = [max(pages_for(need) - len(pages), 0) for need, pages in zip(needs, self._slot_pages, strict=True)]
         if sum(missing) > len(self._free):
             return False
         for slot, count in enumerate(missing):
             if count:
-                self._own[slot] += self._take(count)
-                self._row_pages.write(slot, self._own[slot])
+                self._slot_pages[slot] += self._take(count)
+                self._row_pages.write(slot, self._slot_pages[slot])
         self._row_pages.upload()
         self._prompt_pages.upload()
         return True
 
     # Rows that leave, for good or for a while
 
-    def release(self, gone: Sequence[int], sources: Sequence[int], targets: Sequence[int], own: int, left: int) -> None:
+    def release(
+        self, gone: Sequence[int], sources: Sequence[int], targets: Sequence[int], own_tokens: int, left: int
+    ) -> None:
         """Rows leave, others move into holes, and the first `left` slots stay live."""
         for slot in gone:
             prompt = self._slots[slot]
-            self._free += self._own[slot]
+            self._free += self._slot_pages[slot]
             self._users[prompt] -= 1
             if not self._users[prompt]:
                 del self._users[prompt]
                 self._free += self._held.pop(prompt)[1]
         assert not set(sources) & set(targets)
         for source, target in zip(sources, targets, strict=True):
-            self._slots[target], self._own[target] = self._slots[source], self._own[source]
-            self._row_pages.write(target, self._own[target])
+            self._slots[target], self._slot_pages[target] = self._slots[source], self._slot_pages[source]
+            self._row_pages.write(target, self._slot_pages[target])
         self._row_pages.clear(left)
-        del self._slots[left:], self._own[left:]
+        del self._slots[left:], self._slot_pages[left:]
 
     def store(self, slot: int) -> StoredRow:
         """Copy a row to the host's memory, before it is released; its prompt stays."""
-        prompt, pages = self._slots[slot], self._own[slot]
+        prompt, pages = self._slots[slot], self._slot_pages[slot]
         self._users[prompt] += 1
         self.has_stored = True
         return StoredRow(prompt, [side[pages].cpu() for layer in self._layers for side in layer])
 
     def fits(self, row: StoredRow) -> bool:
-        """Whether a stored row can be put back, with a page for its next tokens and for those of each live row."""
+        """True if a stored row can be put back, with a page for its next tokens and for those of each live row."""
         return len(self._free) >= min(row.pages + 1, self._row_room) + len(self._slots)
 
     def restore(self, row: StoredRow) -> None:
@@ -178,8 +180,8 @@ class PagedCache:
             for side in layer:
                 side[pages] = next(sides).to(side.device)
         self._slots.append(row.prompt)
-        self._own.append(pages)
-        self._row_pages.write(len(self._own) - 1, pages)
+        self._slot_pages.append(pages)
+        self._row_pages.write(len(self._slot_pages) - 1, pages)
 
     def _take(self, count: int) -> list[int]:
         taken = [self._free.pop() for _ in range(count)]
@@ -229,7 +231,7 @@ class PagedCache:
         return PagedReader(self._layers, spans, self._kernels)
 
     def _units(self, rows: int) -> int:
-        """Enough for any distribution of rows over prompts: each prompt may leave one unit unfilled."""
+        """Units that are enough for any distribution of rows over prompts: each prompt may leave one unfilled."""
         return min(rows, rows // self._members + self._prompts)
 
 
@@ -242,7 +244,7 @@ class _Mirrored:
         self._changed = False
 
     def clear(self, first: int = 0) -> None:
-        """Of the rows from the first on."""
+        """Clear the rows from the first on."""
         self._host[first:] = SPARE_PAGE
         self._changed = True
 

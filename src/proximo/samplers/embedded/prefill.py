@@ -8,7 +8,7 @@ from torch import Tensor
 
 from proximo.models.logprobs import project
 from proximo.models.model_types import PreTrainedModel
-from proximo.models.packing.attention import Reader
+from proximo.models.packing.attention import ModelReader
 from proximo.models.routing import recording
 from proximo.samplers.embedded.cache import PrefillReader
 from proximo.samplers.embedded.fused import MAX_COPIED, is_exact
@@ -42,14 +42,18 @@ class ModelPasses:
         return self._head.is_cuda
 
     def run(
-        self, states: Callable[..., Tensor], tokens: Int[Tensor, "R S"], positions: Int[Tensor, "R S"], reader: Reader
+        self,
+        states: Callable[..., Tensor],
+        tokens: Int[Tensor, "R S"],
+        positions: Int[Tensor, "R S"],
+        reader: ModelReader,
     ) -> tuple[Float[Tensor, "R S E"], Int[Tensor, "R S L K"] | None]:
         """Hidden states and, where they are recorded, the experts that each token went to."""
         if not self._record_routes:
             return states(tokens, positions, reader), None
         with recording(self.model) as recorder:
-            found = states(tokens, positions, reader)
-        return found, recorder.chosen.cpu().unflatten(0, tuple(tokens.shape))
+            hidden = states(tokens, positions, reader)
+        return hidden, recorder.chosen.cpu().unflatten(0, tuple(tokens.shape))
 
     def logits(self, states: Float[Tensor, "R E"]) -> Float[Tensor, "R V"]:
         if self._is_large:
@@ -64,7 +68,7 @@ class Prefix:
 
     memory: Float[Tensor, "N 2 K S D"]
     logits: Float[Tensor, " V"]
-    """Of the first token after it."""
+    """Logits of the first token after it."""
     routes: Int[Tensor, "S L C"] | None
     """The C experts of each of L layers that its tokens went to, where that is recorded."""
 
@@ -77,7 +81,7 @@ class Prefills:
         self._kept: dict[Prompt, Prefix] = {}
 
     def keep(self, prompt: Prompt, prefix: Prefix | None) -> None:
-        """For samples that still wait; None where none do. A copy: a part of a batch would hold all of it."""
+        """Keep it for samples that still wait; None where none do. A copy: a part of a batch would hold all of it."""
         if prefix is None:
             self._kept.pop(prompt, None)
         elif prompt not in self._kept:

@@ -23,7 +23,7 @@ class DecodeTable:
     tokens: Int[Tensor, " S"]
     """The newest of each row."""
     counts: Int[Tensor, " S"]
-    """How many it has drawn."""
+    """Number of tokens that it has drawn."""
     live: Bool[Tensor, " S"]
     """False from its last token on, until its slot is taken again."""
     prompts: Int[Tensor, " S"]
@@ -31,12 +31,12 @@ class DecodeTable:
     limits: Int[Tensor, " S"]
     """Tokens that it may draw at most."""
     states: Int[Tensor, " S"]
-    """Of the random numbers: what is the same for all tokens of a row."""
+    """States of the random numbers: what is the same for all tokens of a row."""
     all_tokens: Int[Tensor, "S R1"]
     """All tokens of each row; the last place takes what is drawn for rows that have ended."""
     logprobs: Float[Tensor, "S R1"]
     entropies: Float[Tensor, "S R1"]
-    """Of the distribution before each token."""
+    """Entropy of the distribution before each token."""
     seed: Int[Tensor, ""]
     step: Int[Tensor, ""]
     broken: Bool[Tensor, ""]
@@ -83,7 +83,7 @@ class DecodeTable:
         live &= (tokens.unsqueeze(1) != ends).all(dim=1) & (counts < limits)
 
     def positions(self, rows: int) -> Int[Tensor, " N"]:
-        """Of the newest tokens. A slot that nobody has taken has none, and stands at the beginning."""
+        """Positions of the newest tokens. A slot that nobody has taken has none, and stands at the beginning."""
         return (self.prompts[:rows] + self.counts[:rows] - 1).clamp(min=0)
 
     def release(self, sources: Sequence[int], targets: Sequence[int], left: int) -> None:

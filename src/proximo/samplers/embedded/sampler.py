@@ -31,7 +31,7 @@ class Embedded:
 
     copies: ClassVar[int] = 0
     on_every_rank: ClassVar[bool] = True
-    """Where a run has several processes, each of them samples some of the requests."""
+    """True: where a run has several processes, each of them samples some of the requests."""
 
     def build(
         self, policy: SampledPolicy, tokenizer: PreTrainedTokenizerBase, *, slots: int, record_routes: bool
@@ -104,7 +104,7 @@ class EmbeddedSampler:
         return self._buffers.pages
 
     def refresh(self, policy: SampledPolicy, version: int) -> int:
-        """Nothing to do: it decodes with the policy's own module."""
+        """Do nothing: it decodes with the policy's own module."""
         assert policy.model is self._model, "the policy is another module than the one that is sampled"
         return version
 

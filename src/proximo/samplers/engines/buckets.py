@@ -21,7 +21,7 @@ BUCKET_BYTES = 1 << 26
 
 @dataclass(frozen=True)
 class Layout:
-    """What lies in a bucket, one entry for each tensor; as JSON it says what to receive."""
+    """Layout of a bucket, one entry for each tensor; as JSON it says what to receive."""
 
     names: list[str]
     dtypes: list[str]
@@ -84,7 +84,7 @@ def connect_store(address: str, port: int, size: int, deadline: float) -> dist.T
 
 
 def _forget_elastic_store() -> None:
-    """Under torchrun this variable makes every later store a client of the launcher's, and joining hangs."""
+    """Remove the variable that under torchrun makes each later store a client of the launcher's: joining would hang."""
     os.environ.pop("TORCHELASTIC_USE_AGENT_STORE", None)
 
 

@@ -7,6 +7,7 @@ import shutil
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Literal, Protocol
 
 import torch
 
@@ -20,7 +21,6 @@ from proximo.samplers.engines.command import WITH_ADAPTERS, WITH_ROUTES, Command
 from proximo.samplers.engines.embedded import EmbeddedEngine
 from proximo.samplers.engines.engine import Engine
 from proximo.samplers.engines.fleet import FleetSampler
-from proximo.samplers.engines.options import Fleet
 from proximo.samplers.engines.sync import Folder, Gloo, Transport, WeightSync, write_weights
 from proximo.samplers.engines.vllm import VllmEngine
 from proximo.samplers.sampler import SampledPolicy
@@ -30,15 +30,55 @@ SAY_ROUTES = ("cuda",)
 """Devices on which a vLLM server can say which experts tokens went to."""
 
 
+class FleetOptions(Protocol):
+    """Options of a fleet, as a `Fleet` has them."""
+
+    @property
+    def engine(self) -> Literal["vllm", "embedded"]: ...
+
+    @property
+    def engines(self) -> int: ...
+
+    @property
+    def tensor_parallel(self) -> int: ...
+
+    @property
+    def urls(self) -> tuple[str, ...]: ...
+
+    @property
+    def sync(self) -> Transport: ...
+
+    @property
+    def probe(self) -> int: ...
+
+    @property
+    def deadline(self) -> float: ...
+
+    @property
+    def kv_cache_mb(self) -> int | None: ...
+
+    @property
+    def python(self) -> str: ...
+
+    @property
+    def cluster(self) -> Literal["local", "ray"]: ...
+
+    @property
+    def address(self) -> str: ...
+
+    @property
+    def arguments(self) -> tuple[str, ...]: ...
+
+
 def build_fleet(
-    options: Fleet,
+    options: FleetOptions,
     policy: SampledPolicy,
     tokenizer: PreTrainedTokenizerBase,
     *,
     slots: int,
     record_routes: bool = False,
 ) -> FleetSampler:
-    """Nothing is started yet: that happens when the first weights are pushed."""
+    """Build a fleet. Nothing is started yet: that happens when the first weights are pushed."""
     if record_routes:
         needed_routers(policy.model, 'routing_replay is "sampler"')
     layers = router_layers(policy.model) if record_routes else []
@@ -72,11 +112,11 @@ def build_fleet(
 def _embedded(
     policy: SampledPolicy, tokenizer: PreTrainedTokenizerBase, record_routes: bool
 ) -> Callable[[str, int], Engine]:
-    return lambda name, place: EmbeddedEngine(name, policy.model, tokenizer, record_routes=record_routes)
+    return lambda name, slot: EmbeddedEngine(name, policy.model, tokenizer, record_routes=record_routes)
 
 
 def _vllm(
-    options: Fleet,
+    options: FleetOptions,
     policy: SampledPolicy,
     tokenizer: PreTrainedTokenizerBase,
     slots: int,
@@ -86,7 +126,7 @@ def _vllm(
 ) -> Callable[[str, int], Engine]:
     ends = end_tokens(policy.model, tokenizer)
     if options.urls:
-        return lambda name, place: VllmEngine(name, ends, url=options.urls[place], layers=layers)
+        return lambda name, slot: VllmEngine(name, ends, url=options.urls[slot], layers=layers)
     if layers and policy.device.type not in SAY_ROUTES:
         raise ValueError(
             'routing_replay is "sampler", but vLLM says which experts tokens went to on GPUs only: use "old_policy", '
@@ -107,7 +147,7 @@ def _vllm(
     places = _places(options, policy)
     reach = reach_of(policy.model.config)
 
-    def make(name: str, place: int) -> Engine:
+    def make(name: str, slot: int) -> Engine:
         arguments = server_arguments(
             str(folder),
             dtype=str(policy.model.dtype).removeprefix("torch."),
@@ -120,14 +160,14 @@ def _vllm(
         )
         if options.kv_cache_mb is not None:
             arguments += ["--kv-cache-memory-bytes", str(options.kv_cache_mb << 20)]
-        environment = places[place] | (WITH_ADAPTERS if adapter_rank else {}) | (WITH_ROUTES if layers else {})
+        environment = places[slot] | (WITH_ADAPTERS if adapter_rank else {}) | (WITH_ROUTES if layers else {})
         command = Command(python, [*arguments, *options.arguments], environment, starts)
         return VllmEngine(name, ends, command=command, layers=layers)
 
     return make
 
 
-def _on_ray(options: Fleet) -> Starts:
+def _on_ray(options: FleetOptions) -> Starts:
     from proximo.processes.cluster import OnRay
 
     return OnRay("sampler", options.address, options.tensor_parallel)
@@ -145,7 +185,7 @@ def write_model(
     write_weights(folder, base_weights(policy.model) if only_base else policy.weights())
 
 
-def _places(options: Fleet, policy: SampledPolicy) -> list[dict[str, str]]:
+def _places(options: FleetOptions, policy: SampledPolicy) -> list[dict[str, str]]:
     """The environment of each engine: threads on a CPU, or GPUs besides the learner's; Ray shows each its own."""
     device = policy.device
     if device.type == "cpu":
@@ -157,8 +197,8 @@ def _places(options: Fleet, policy: SampledPolicy) -> list[dict[str, str]]:
     # Each rank of this machine has the GPU of its number; of a group that nobody counts, all may be here.
     counts = (os.environ.get(name) for name in ("LOCAL_WORLD_SIZE", "SLURM_NTASKS_PER_NODE", "WORLD_SIZE"))
     ranks = next((int(each) for each in counts if each is not None and each.isdecimal()), 1)
-    own = {device.index or 0} if ranks == 1 else {*range(ranks)}
-    others = [each for number, each in enumerate(visible.split(",")) if number not in own]
+    taken = {device.index or 0} if ranks == 1 else {*range(ranks)}
+    others = [each for number, each in enumerate(visible.split(",")) if number not in taken]
     size, needed = options.tensor_parallel, options.engines * options.tensor_parallel
     if not others and needed == 1 and options.kv_cache_mb is not None:
         return [{"CUDA_VISIBLE_DEVICES": visible}]  # learner and engine share the only GPU

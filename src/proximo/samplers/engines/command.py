@@ -1,4 +1,4 @@
-"""How vLLM 0.32 is started as an engine."""
+"""Start of vLLM 0.32 as an engine."""
 
 import json
 
@@ -10,7 +10,7 @@ WITH_ROUTES = {"VLLM_USE_V2_MODEL_RUNNER": "1"}
 
 
 class Command:
-    """How a server is started: the arguments of vLLM, the environment, and where."""
+    """Command that starts a server: the arguments of vLLM, the environment, and where."""
 
     def __init__(
         self, python: str, arguments: list[str], environment: dict[str, str], starts: Starts = start_here

@@ -68,23 +68,23 @@ class EmbeddedEngine:
         self, prompt: tuple[int, ...], options: SamplingOptions, draw: Draw, prefix: tuple[int, ...] = ()
     ) -> Generated:
         assert draw.start == len(prefix)
-        found = Generated((), (), "abort", ())
+        generated = Generated((), (), "abort", ())
         with self._in_flight():
             while True:
                 self._wait_if_kept()
-                known = prefix + found.tokens
+                known = prefix + generated.tokens
                 part, was_cut = self._decode(prompt + known, options, draw, len(known))
                 ends = was_cut and self._paused == "abort"
                 spans = (Span(self._version or 0, 0, len(part.tokens)),)
                 finish = "abort" if was_cut else part.finish
-                found = found.continued(Generated(part.tokens, part.logprobs, finish, spans, _read(part)))
+                generated = generated.continued(Generated(part.tokens, part.logprobs, finish, spans, _read(part)))
                 if not was_cut or ends:
-                    return found
+                    return generated
 
     def _decode(
         self, tokens: tuple[int, ...], options: SamplingOptions, draw: Draw, start: int
     ) -> tuple[Completion, bool]:
-        """Up to the end, or to a pause that does not wait; True then."""
+        """Decode up to the end, or to a pause that does not wait; True then."""
         was_cut = False
 
         def listen(partial: PartialCompletion) -> bool:

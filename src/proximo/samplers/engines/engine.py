@@ -1,4 +1,4 @@
-"""What an engine is: a process, or a thread, that completes prompts with weights of its own."""
+"""Engines: processes, or threads, that complete prompts with weights of their own."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,8 +14,8 @@ from proximo.samplers.sampler import SamplingOptions
 from proximo.types.tensor_types import Int
 
 PauseMode = Literal["keep", "wait", "abort"]
-"""What happens to requests in flight: `keep` continues them after the pause, with the new weights; `wait` ends them
-first; `abort` returns what they have."""
+"""Handling of requests in flight: `keep` continues them after the pause, with the new weights; `wait` ends them first;
+`abort` returns what they have."""
 
 
 class EngineLost(Exception):
@@ -51,7 +51,7 @@ class Span:
 
 @dataclass(frozen=True)
 class Generated:
-    """What an engine returns for one sample."""
+    """Result of an engine for one sample."""
 
     tokens: tuple[int, ...]
     """Token ids without prompt and prefix; the token that ended the completion is the last of them."""
@@ -76,19 +76,19 @@ class Generated:
 
     @classmethod
     def of(cls, begun: Begun | None) -> "Generated":
-        """What is known of a sample; None: nothing."""
+        """Known part of a sample; None: nothing."""
         if begun is None:
             return cls((), (), "abort", ())
-        spans = tuple(Span(version, place, place + 1) for place, version in enumerate(begun.versions))
+        spans = tuple(Span(version, index, index + 1) for index, version in enumerate(begun.versions))
         return cls(begun.tokens, begun.logprobs, begun.finish, spans)
 
     def begun(self, partial: PartialCompletion) -> Begun:
-        """This as what is known of a sample."""
+        """Known part of the sample."""
         asked = partial.key, partial.sample, digest(partial.prompt)
         return Begun(*asked, self.tokens, self.logprobs, self.versions, self.finish)
 
     def continued(self, rest: "Generated") -> "Generated":
-        """This one, which was interrupted, and what followed."""
+        """Join this one, which was interrupted, and what followed."""
         start = len(self.tokens)
         spans = [Span(each.version, start + each.start, start + each.end) for each in rest.spans if each.end]
         tokens, finish = self.tokens + rest.tokens, rest.finish
@@ -100,12 +100,12 @@ class Generated:
 
 @dataclass(frozen=True)
 class Health:
-    """Whether an engine generated a token within a deadline."""
+    """Health of an engine: whether it generated a token within a deadline."""
 
     alive: bool
     seconds: float
     reason: str = ""
-    """Why it is not alive."""
+    """Reason why it is not alive."""
 
 
 class Engine(Protocol):
@@ -122,7 +122,7 @@ class Engine(Protocol):
 
     @property
     def repeats(self) -> bool:
-        """Whether equal calls give equal tokens and log-probs, to the bit."""
+        """True if equal calls give equal tokens and log-probs, to the bit."""
         ...
 
     def start(self, deadline: float) -> None:
@@ -161,7 +161,7 @@ class Engine(Protocol):
         ...
 
     def version(self) -> int | None:
-        """What the engine says of its weights; None before the first push. The probe decides whether it is true."""
+        """Version of its weights, as it says; None before the first push. The probe decides whether it is true."""
         ...
 
     def alive(self, deadline: float) -> Health:

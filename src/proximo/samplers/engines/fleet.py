@@ -12,7 +12,7 @@ from proximo.models.model_types import PreTrainedModel, PreTrainedTokenizerBase
 from proximo.models.stop_tokens import end_tokens
 from proximo.samplers.engines.engine import Draw, Engine, EngineLost, Generated
 from proximo.samplers.engines.pool import FleetLost, Roster
-from proximo.samplers.engines.probe import Gap, Probe
+from proximo.samplers.engines.probe import Gap, LogprobProbe
 from proximo.samplers.engines.sync import WeightSync, in_parallel
 from proximo.samplers.in_progress import BegunRequests
 from proximo.samplers.partial import PartialCompletion, TokenWriter, partials_of
@@ -55,7 +55,7 @@ class FleetSampler:
         files, and is removed with them. `record_routes`: whether completions carry the experts that tokens went to,
         which the engines must say."""
         self._model, self._tokenizer, self._ends = model, tokenizer, end_tokens(model, tokenizer)
-        self._sync, self._probe, self._deadline = sync, Probe(model, probe), deadline
+        self._sync, self._probe, self._deadline = sync, LogprobProbe(model, probe), deadline
         self.roster = Roster(make, engines, sync.leave)
         self.repeats, self._record_routes = repeats, record_routes
         self._remove_scratch = weakref.finalize(self, scratch.remove)
@@ -101,11 +101,11 @@ class FleetSampler:
         for engine in engines:
             self.lanes.add(Interval(engine.name, "push", begun, ended, {"version": version}))
         gaps: dict[str, Gap] = {}
-        for engine, found in self._asked(_without(engines, failed), version).items():
-            if isinstance(found, EngineLost):
-                failed[engine.name] = str(found)
+        for engine, answers in self._asked(_without(engines, failed), version).items():
+            if isinstance(answers, EngineLost):
+                failed[engine.name] = str(answers)
                 continue
-            gap = gaps[engine.name] = self._probe.compare(policy, found)
+            gap = gaps[engine.name] = self._probe.compare(policy, answers)
             if self._probe.passes(gap):
                 self.roster.confirm(engine, version)
             else:
@@ -119,18 +119,18 @@ class FleetSampler:
         self.roster.note(SamplerEvent("push", f"{message}; probe gap {worst:.1e} nats", numbers))
 
     def _asked(self, engines: Sequence[Engine], version: int) -> dict[Engine, list[Generated] | EngineLost]:
-        """What each engine says to the probe; one that hangs is stopped."""
+        """Answers of the engines to the probe; one that hangs is stopped."""
         if not engines:
             return {}
-        found: dict[Engine, list[Generated] | EngineLost] = {}
+        answers: dict[Engine, list[Generated] | EngineLost] = {}
         with ThreadPoolExecutor(len(engines)) as pool:
             asked = [(each, pool.submit(self._probed, each, version)) for each in engines]
             for engine, future in asked:
                 self._wait([future], lambda engine=engine: [engine])
                 error = future.exception()
                 assert error is None or isinstance(error, EngineLost), error
-                found[engine] = future.result() if error is None else error
-        return found
+                answers[engine] = future.result() if error is None else error
+        return answers
 
     def _probed(self, engine: Engine, version: int) -> list[Generated]:
         with self.lanes.during(engine.name, "probe", version=version):
@@ -141,7 +141,7 @@ class FleetSampler:
     def stream(
         self, requests: Sequence[Request], options: SamplingOptions, *, seed: int, step: int, version: int = 0
     ) -> Stream:
-        """In the order of the requests."""
+        """Sample in the order of the requests."""
         partials = partials_of(requests)
         check_requests(self._model, requests, options.max_tokens)
         writer, dropped = TokenWriter(self._tokenizer, self._ends, options, seed, step), threading.Event()
@@ -180,37 +180,37 @@ class FleetSampler:
         """`key` is the request's, without its turn."""
         draw = Draw(writer.seed, writer.step, partial.key, partial.sample)
         limit = min(partial.max_tokens or writer.options.max_tokens, writer.options.max_tokens)
-        found = self._generated(partial, replace(writer.options, max_tokens=limit), draw, dropped, key)
+        generated = self._generated(partial, replace(writer.options, max_tokens=limit), draw, dropped, key)
         # The end is found here again, by the rules of all samplers: engines read text in ways of their own.
-        logprobs = [0.0] * len(found.tokens) if writer.options.greedy else list(found.logprobs)
-        writer.take(partial, list(found.tokens), logprobs, [])
-        partial.finish = partial.finish or ("length" if found.finish == "length" else "stop")
-        if self._record_routes and found.routes is not None:
-            read = found.routes[: partial.length - 1]
+        logprobs = [0.0] * len(generated.tokens) if writer.options.greedy else list(generated.logprobs)
+        writer.take(partial, list(generated.tokens), logprobs, [])
+        partial.finish = partial.finish or ("length" if generated.finish == "length" else "stop")
+        if self._record_routes and generated.routes is not None:
+            read = generated.routes[: partial.length - 1]
             partial.prompt_routes, partial.routes = read[: len(partial.prompt)], [*read[len(partial.prompt) :]]
-        versions = found.versions[: len(partial.tokens)]
+        versions = generated.versions[: len(partial.tokens)]
         completion = writer.completion(partial, min(version, *versions))
         return replace(completion, versions=versions if max(versions) > version else ())
 
     def _generated(
         self, partial: PartialCompletion, options: SamplingOptions, draw: Draw, dropped: threading.Event, key: int
     ) -> Generated:
-        """From any engine. Where it is lost, from another one with the same draw; where the request is interrupted,
-        now or before a resume, continued behind the tokens that it has. What was known before a resume has no routes:
-        where they are recorded, it is sampled again."""
+        """Sample from any engine. Where it is lost, from another one with the same draw; where the request is
+        interrupted, now or before a resume, continued behind the tokens that it has. What was known before a resume has
+        no routes: where they are recorded, it is sampled again."""
         begun = self.begun.find(draw.step, key, (draw.key, draw.sample), partial.prompt)
-        found = Generated.of(None if self._record_routes else begun)
-        while found.finish == "abort" and len(found.tokens) < options.max_tokens:
+        generated = Generated.of(None if self._record_routes else begun)
+        while generated.finish == "abort" and len(generated.tokens) < options.max_tokens:
             with self.roster.engine(dropped.is_set) as engine:
                 try:
-                    draw = replace(draw, start=len(found.tokens))
-                    rest = engine.generate(partial.prompt, options, draw, found.tokens)
+                    draw = replace(draw, start=len(generated.tokens))
+                    rest = engine.generate(partial.prompt, options, draw, generated.tokens)
                     self.lanes.count(engine.name, "sample", requests=1, tokens=len(rest.tokens))
-                    found = found.continued(rest)
-                    self.begun.note(draw.step, key, found.begun(partial))
+                    generated = generated.continued(rest)
+                    self.begun.note(draw.step, key, generated.begun(partial))
                 except EngineLost as lost:
                     self.roster.lose(engine, str(lost))
-        return found
+        return generated
 
     def _interrupt(self) -> None:
         """Interrupt all requests, which ends those that were given up."""
@@ -234,8 +234,8 @@ class FleetSampler:
             self.roster.lose_all(engines, in_parallel(engines, lambda engine: engine.resume(deadline)))
 
     def _wait(self, tasks: Iterable[Future], engines: Callable[[], Sequence[Engine]]) -> None:
-        """Until all have ended. Where none ends within the deadline, engines that owe a token are stopped, which ends
-        what waits for them."""
+        """Wait until all have ended. Where none ends within the deadline, engines that owe a token are stopped, which
+        ends what waits for them."""
         pending = set(tasks)
         while pending:
             done, pending = wait(pending, self._deadline, FIRST_COMPLETED)

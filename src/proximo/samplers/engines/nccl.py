@@ -43,7 +43,7 @@ class _Sender:
         self._weights: Weights = lambda: iter(())
         sender = self
 
-        class Source(WeightSource):
+        class SentWeights(WeightSource):
             def metadata(self) -> list[Any]:
                 return [ParamMeta(name, weight.dtype, tuple(weight.shape)) for name, weight in sender._weights()]
 
@@ -52,7 +52,7 @@ class _Sender:
                     yield name, weight if weight.is_cuda else weight.cuda()
 
         info = NCCLTrainerInitInfo(own_address(), free_port(""), 1 + engine.workers(), rank=0)
-        self._trainer = WeightTransferTrainerFactory.trainer_init(info, client=self, source=Source())
+        self._trainer = WeightTransferTrainerFactory.trainer_init(info, client=self, source=SentWeights())
 
     def send(self, weights: Weights, version: int) -> None:
         self._weights, self._version = weights, version

@@ -43,7 +43,7 @@ class Fleet:
     urls: tuple[str, ...] = ()
     """Addresses of vLLM servers that are already running, such as http://node7:8000. Empty: the run starts its own."""
     sync: Literal["folder", "gloo", "nccl", "adapter"] = "folder"
-    """How weights reach engines. `folder`: safetensors in the folder for temporary files (TMPDIR), which all engines
+    """Way of weights to engines. `folder`: safetensors in the folder for temporary files (TMPDIR), which all engines
     must be able to read. `gloo`: over TCP. `nccl`: between GPUs, not tested. `adapter`: the LoRA adapter alone, through
     the same folder; engines keep the base model."""
     probe: int = 64
@@ -55,7 +55,7 @@ class Fleet:
     python: str = ""
     """Python with vLLM to start servers with. Empty: the Python of this process."""
     cluster: Literal["local", "ray"] = "local"
-    """Where servers are started. `local`: on this machine. `ray`: spread over the nodes of a Ray cluster, which all see
+    """Place where servers start. `local`: on this machine. `ray`: spread over the nodes of a Ray cluster, which all see
     the folder for temporary files (TMPDIR) and have the same Python; one that is lost starts again where there is
     room."""
     address: str = "auto"
@@ -103,17 +103,17 @@ class Fleet:
         from proximo.samplers.engines.engine import EngineLost
         from proximo.samplers.engines.vllm import VllmEngine
 
-        found: list[str] = []
+        remarks: list[str] = []
         for url in self.urls:
             try:
                 VllmEngine("sampler.urls: the server", frozenset(), url=url).check_version()
             except EngineLost as lost:
-                found.append(f"{url} in sampler.urls does not answer yet; the run waits {self.deadline:g} s ({lost})")
-        return found
+                remarks.append(f"{url} in sampler.urls does not answer yet; the run waits {self.deadline:g} s ({lost})")
+        return remarks
 
     @property
     def reads_weights_only(self) -> bool:
-        """Whether nothing of this process decodes with the policy's module, so that ranks need no copy of it on their
+        """True if nothing of this process decodes with the policy's module, so that ranks need no copy of it on their
         devices."""
         return self.engine == "vllm"
 
@@ -161,9 +161,9 @@ class Workers:
 def _is_address(url: str) -> bool:
     """A server's, without a path: requests go to paths of their own."""
     try:
-        found = urlsplit(url)
+        parts = urlsplit(url)
         return (
-            found.scheme in ("http", "https") and bool(found.hostname) and found.port != 0 and found.path in ("", "/")
+            parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0 and parts.path in ("", "/")
         )
     except ValueError:  # a port that is none
         return False

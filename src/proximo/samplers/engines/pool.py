@@ -1,4 +1,4 @@
-"""Which engines there are, which of them have the policy's weights, and how many requests each has."""
+"""Engines of a fleet: which there are, which of them have the policy's weights, and how many requests each has."""
 
 import threading
 from collections import Counter
@@ -43,9 +43,9 @@ class Roster:
     def missing(self) -> list[Engine]:
         """New engines in the places that have none; they are not started yet."""
         new: list[Engine] = []
-        for place in sorted(set(range(self._size)) - set(self._places.values())):
-            new.append(self._make(f"engine-{self._made}", place))
-            self._places[new[-1].name] = place
+        for slot in sorted(set(range(self._size)) - set(self._places.values())):
+            new.append(self._make(f"engine-{self._made}", slot))
+            self._places[new[-1].name] = slot
             self._made += 1
         with self._changed:
             self.engines += new
@@ -113,7 +113,7 @@ class Roster:
                 self._changed.notify_all()
 
     def wait_until_idle(self, seconds: float) -> None:
-        """Inside `pushing`: until no request is with an engine, or for some seconds."""
+        """Wait, inside `pushing`, until no request is with an engine, or for some seconds."""
         with self._changed:
             self._changed.wait_for(lambda: not any(self._busy.values()), seconds)
 
@@ -138,7 +138,7 @@ class Roster:
         self._leave(engine)
 
     def why(self) -> str:
-        """Why the last engines were lost."""
+        """Reasons why the last engines were lost."""
         return "; ".join(self._losses[-self._size :])
 
     # Events
@@ -148,7 +148,7 @@ class Roster:
             self._events.append(event)
 
     def take_events(self) -> list[SamplerEvent]:
-        """What happened since the last call."""
+        """Events since the last call."""
         with self._changed:
             taken, self._events = self._events, []
         return taken

@@ -1,4 +1,4 @@
-"""After every push: does an engine compute the log-probs that the policy computes?
+"""Probe after every push: does an engine compute the log-probs that the policy computes?
 
 Versions and checksums are what an engine believes of itself. Tokens that it samples, scored by the learner, show what
 it does: a head that was not reloaded, keys and values of older weights, or half an update move log-probs by 0.01 nats
@@ -37,7 +37,7 @@ class Gap:
         return f"{self.mean:.1e} nats on average, {self.largest:.1e} at most, over {self.tokens} tokens"
 
 
-class Probe:
+class LogprobProbe:
     """Fixed prompts that engines continue and the policy scores. Equal in every probe, so that a prefix cache which
     outlives its weights is noticed."""
 
@@ -53,18 +53,18 @@ class Probe:
         self.mean, self.largest = ALLOWED.get(model.dtype, ALLOWED_IN_HALF)
 
     def ask(self, engine: Engine, version: int) -> list[Generated]:
-        """What the engine says; EngineLost where it does not."""
+        """Answers of the engine; EngineLost where it gives none."""
         return [
             engine.generate(prompt, self._options, Draw(0, version, number, 0))
             for number, prompt in enumerate(self.prompts)
         ]
 
-    def compare(self, policy: SampledPolicy, found: Sequence[Generated]) -> Gap:
+    def compare(self, policy: SampledPolicy, answers: Sequence[Generated]) -> Gap:
         """The engine's log-probs of its own tokens against the policy's."""
-        lengths = torch.tensor([len(each.tokens) for each in found])
-        tokens = torch.zeros(len(found), int(lengths.max()), dtype=torch.long)
+        lengths = torch.tensor([len(each.tokens) for each in answers])
+        tokens = torch.zeros(len(answers), int(lengths.max()), dtype=torch.long)
         theirs = torch.zeros(tokens.shape, dtype=torch.float64)
-        for row, each in enumerate(found):
+        for row, each in enumerate(answers):
             tokens[row, : len(each.tokens)] = torch.tensor(each.tokens)
             theirs[row, : len(each.tokens)] = torch.tensor(each.logprobs, dtype=torch.float64)
         ours = policy.logprobs(self.prompts, tokens, lengths).double().cpu()

@@ -1,4 +1,4 @@
-"""How weights reach engines: through a folder of safetensors, over gloo, or over NCCL.
+"""Ways of weights to engines: through a folder of safetensors, over gloo, or over NCCL.
 
 Every transport pushes to all engines at once and says which of them failed. An engine whose update failed has weights
 of two versions, so it stays paused and is replaced.
@@ -146,7 +146,7 @@ def in_parallel(engines: Sequence[Engine], do: Callable[[Engine], object]) -> di
 def own_address() -> str:
     """An address of this machine that other machines can reach, or the loopback where it has none."""
     with suppress(OSError):
-        found = socket.gethostbyname(socket.gethostname())
-        with socket.create_server((found, 0)):  # a stale entry in the hosts file is no address of this machine
-            return found
+        address = socket.gethostbyname(socket.gethostname())
+        with socket.create_server((address, 0)):  # a stale entry in the hosts file is no address of this machine
+            return address
     return "127.0.0.1"

@@ -103,16 +103,16 @@ class VllmEngine:
 
     def check_version(self) -> None:
         """EngineLost where it does not answer yet; ValueError where it is no server that we know."""
-        status, text = self._told("GET", "/version", None, POLL_SECONDS * 10)
-        said = text.decode(errors="replace")[:100]
+        status, text = self._answer("GET", "/version", None, POLL_SECONDS * 10)
+        shown = text.decode(errors="replace")[:100]
         if status >= 500:  # what stands before a server that still starts
-            raise EngineLost(f"{self._name}: /version was answered with {status}: {said}")
+            raise EngineLost(f"{self._name}: /version was answered with {status}: {shown}")
         try:
             spoken = str(json.loads(text)["version"]) if status == 200 else ""
         except (ValueError, KeyError, TypeError):
             spoken = ""
         if not spoken:
-            raise ValueError(f"{self._name} at {self._address} is no vLLM server: it answers {status}: {said}")
+            raise ValueError(f"{self._name} at {self._address} is no vLLM server: it answers {status}: {shown}")
         if not spoken.startswith(SPOKEN):
             raise ValueError(f"{self._name} at {self._address} runs vLLM {spoken}: use {SPOKEN}x, which is known here")
 
@@ -142,26 +142,26 @@ class VllmEngine:
         body = {"token_ids": list(tokens), "sampling_params": parameters}
         if (adapter := self._adapter) is not None:
             body["model"] = adapter[0]
-        found = self._ask("POST", GENERATE, body, deadline)["choices"][0]
-        drawn = tuple(found["token_ids"] or ())
+        choice = self._ask("POST", GENERATE, body, deadline)["choices"][0]
+        drawn = tuple(choice["token_ids"] or ())
         spans = tuple(
-            Span(_number(each["version"]), each["start"], each["end"]) for each in found["weight_versions"] or ()
+            Span(_number(each["version"]), each["start"], each["end"]) for each in choice["weight_versions"] or ()
         )
         if adapter is not None:  # the server knows versions of whole weights; a request keeps its adapter until it ends
             spans = (Span(adapter[1], 0, len(drawn)),)
         return Generated(
             drawn,
-            tuple(each["logprob"] for each in (found["logprobs"] or {}).get("content") or ()),
-            found["finish_reason"],
+            tuple(each["logprob"] for each in (choice["logprobs"] or {}).get("content") or ()),
+            choice["finish_reason"],
             spans or (Span(_number(None), 0, len(drawn)),),
-            self._routes(found, len(tokens) + len(drawn) - 1) if self._layers else None,
+            self._routes(choice, len(tokens) + len(drawn) - 1) if self._layers else None,
         )
 
-    def _routes(self, found: Mapping[str, Any], read: int) -> Int[Tensor, "N L K"] | None:
+    def _routes(self, choice: Mapping[str, Any], read: int) -> Int[Tensor, "N L K"] | None:
         """The experts of all tokens that were read; None where an interrupted request does not say them."""
-        packed = found.get("routed_experts")
+        packed = choice.get("routed_experts")
         if packed is None:
-            if found["finish_reason"] == "abort":
+            if choice["finish_reason"] == "abort":
                 return None
             raise EngineLost(
                 f"{self._name} does not say which experts tokens went to: start it with {RETURN_ROUTES}, on a GPU, or "
@@ -212,7 +212,7 @@ class VllmEngine:
 
     def check_adapters(self, deadline: float) -> None:
         """EngineLost where the server takes no adapters."""
-        status, _ = self._told("POST", LOAD_ADAPTER, {}, deadline)
+        status, _ = self._answer("POST", LOAD_ADAPTER, {}, deadline)
         if status == 404:
             raise EngineLost(
                 f"{self._name} was started without --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1, which "
@@ -230,8 +230,8 @@ class VllmEngine:
     def version(self) -> int | None:
         if self._adapter is not None:
             return self._adapter[1]
-        said = self._ask("GET", "/weight_info", None, None)["weight_version"]
-        return int(said) if said is not None and said.isdecimal() else None
+        answer = self._ask("GET", "/weight_info", None, None)["weight_version"]
+        return int(answer) if answer is not None and answer.isdecimal() else None
 
     def stop(self) -> None:
         with self._lock:
@@ -248,18 +248,18 @@ class VllmEngine:
 
     def _ask(self, method: str, path: str, body: Mapping[str, Any] | None, deadline: float | None) -> Any:
         """The answer; EngineLost where it is another one than 200."""
-        status, text = self._told(method, path, body, deadline)
-        said = text.decode(errors="replace")[:300]
+        status, text = self._answer(method, path, body, deadline)
+        reply = text.decode(errors="replace")[:300]
         if status == 400 and path == GENERATE:  # any engine would refuse it, so this one is not to blame
-            raise ValueError(f"vLLM refuses what it is asked to sample: {said}")
+            raise ValueError(f"vLLM refuses what it is asked to sample: {reply}")
         if status != 200:
-            raise EngineLost(f"{self._name}: {path} was answered with {status}: {said}")
+            raise EngineLost(f"{self._name}: {path} was answered with {status}: {reply}")
         try:
             return json.loads(text) if text else None
         except ValueError:  # some routes answer in words
-            return said
+            return reply
 
-    def _told(
+    def _answer(
         self, method: str, path: str, body: Mapping[str, Any] | None, deadline: float | None
     ) -> tuple[int, bytes]:
         """Status and text of an answer."""

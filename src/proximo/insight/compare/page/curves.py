@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from proximo.insight.compare.measured import MEASURES, Point, Run
+from proximo.insight.compare.measured import MEASURES, MeasuredRun, Point
 from proximo.losses.intervals import half_width
 from proximo.rl.evaluate import known_mean
 
@@ -20,7 +20,7 @@ AXES: tuple[Axis, ...] = ("steps", "tokens")
 
 
 @dataclass(frozen=True)
-class Curve:
+class ComparisonCurve:
     contender: str
     measure: str
     axis: Axis
@@ -30,11 +30,11 @@ class Curve:
     seeds: Mapping[int, Sequence[tuple[float, float]]]
 
 
-def all_curves(runs: Mapping[str, Sequence[Run]]) -> list[Curve]:
+def all_curves(runs: Mapping[str, Sequence[MeasuredRun]]) -> list[ComparisonCurve]:
     """The curves of every contender, in every measure and along both axes."""
-    most = max((run.facts.steps_done for each in runs.values() for run in each), default=1)
-    width = math.ceil(max(most, 1) / BINS)
-    found = []
+    steps = max((run.details.steps_done for each in runs.values() for run in each), default=1)
+    width = math.ceil(max(steps, 1) / BINS)
+    curves = []
     for measure in (None, *MEASURES):
         for axis in AXES:
             for name, each in runs.items():
@@ -42,8 +42,8 @@ def all_curves(runs: Mapping[str, Sequence[Run]]) -> list[Curve]:
                     seeds = {run.seed: _by_evaluation(run.held_out(), axis) for run in each}
                 else:
                     seeds = {run.seed: _by_bin(run.curve(measure), axis, width) for run in each}
-                found.append(_curve(name, HELD_OUT if measure is None else measure.key, axis, seeds))
-    return found
+                curves.append(_curve(name, HELD_OUT if measure is None else measure.key, axis, seeds))
+    return curves
 
 
 Placed = Mapping[int, tuple[float, float]]
@@ -55,8 +55,8 @@ def _by_evaluation(points: Sequence[Point], axis: Axis) -> Placed:
     """Points by evaluation; the last one is shared by all seeds, which may reach their budget at different steps."""
     last = len(points) - 1
     return {
-        LAST if place == last else point.steps: (float(getattr(point, axis)), point.value)
-        for place, point in enumerate(points)
+        LAST if index == last else point.steps: (float(getattr(point, axis)), point.value)
+        for index, point in enumerate(points)
     }
 
 
@@ -67,20 +67,20 @@ def _by_bin(points: Sequence[Point], axis: Axis, width: int) -> Placed:
     return {number: (known_mean(x for x, _ in each), known_mean(y for _, y in each)) for number, each in bins.items()}
 
 
-def _curve(contender: str, measure: str, axis: Axis, seeds: Mapping[int, Placed]) -> Curve:
+def _curve(contender: str, measure: str, axis: Axis, seeds: Mapping[int, Placed]) -> ComparisonCurve:
     """The mean where all seeds have a point; a mean of fewer would jump where one ends."""
     placed = list(seeds.values())
-    shared = [place for place in (placed[0] if placed else {}) if all(place in each for each in placed)]
+    shared = [key for key in (placed[0] if placed else {}) if all(key in each for each in placed)]
     mean, band = [], []
-    for place in shared:
-        x = known_mean(each[place][0] for each in placed)
-        values = [each[place][1] for each in placed]
+    for key in shared:
+        x = known_mean(each[key][0] for each in placed)
+        values = [each[key][1] for each in placed]
         mean.append((x, known_mean(values)))
         if len(values) >= FEWEST:
             half = half_width(values)
             low = mean[-1][1] - half
             band.append((x, max(low, 0.0) if min(values) >= 0 else low, mean[-1][1] + half))
-    return Curve(
+    return ComparisonCurve(
         contender,
         measure,
         axis,

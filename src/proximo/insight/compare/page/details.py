@@ -5,10 +5,10 @@ from typing import Any
 
 from proximo.insight.charts.drawing import Series
 from proximo.insight.compare.measured import MEASURES
-from proximo.insight.compare.page.curves import AXES, HELD_OUT, Curve
-from proximo.insight.compare.page.report_parts import Block, Chart, Code, ReportTable
+from proximo.insight.compare.page.curves import AXES, HELD_OUT, ComparisonCurve
+from proximo.insight.compare.page.report_parts import Block, CodeBlock, ReportChart, ReportTable
 from proximo.insight.compare.page.verdicts import share, signed
-from proximo.insight.compare.result import Result
+from proximo.insight.compare.result import ComparisonResult
 
 UNKNOWN = {False: "unknown with one seed", True: "unknown with fewer than four steps"}
 PAIRED = {
@@ -21,7 +21,7 @@ SHOWN = 8
 """Maximum evaluations shown as numbers."""
 
 
-def curves(result: Result) -> list[Block]:
+def curves(result: ComparisonResult) -> list[Block]:
     """Each measure along steps and along tokens; in the text version the first one as numbers."""
     titles = {
         HELD_OUT: (f"held-out {result.measure}", "greedy"),
@@ -30,9 +30,9 @@ def curves(result: Result) -> list[Block]:
     charts: list[Block] = []
     for key, (title, unit) in titles.items():
         for axis in AXES:
-            found = [each for each in result.curves if each.measure == key and each.axis == axis]
-            if any(each.mean for each in found):
-                charts.append(_chart(found, f"{title} by {axis}", unit, axis))
+            shown = [each for each in result.curves if each.measure == key and each.axis == axis]
+            if any(each.mean for each in shown):
+                charts.append(_chart(shown, f"{title} by {axis}", unit, axis))
     if not charts:
         return []
     shared = [each for each in result.curves if each.measure == HELD_OUT and each.axis == "steps"]
@@ -43,13 +43,13 @@ def curves(result: Result) -> list[Block]:
     ]
 
 
-def _chart(curves: Sequence[Curve], title: str, unit: str, axis: str) -> Chart:
+def _chart(curves: Sequence[ComparisonCurve], title: str, unit: str, axis: str) -> ReportChart:
     faint = [Series(each.contender, points) for each in curves for points in each.seeds.values() if len(each.seeds) > 1]
     series = [Series(each.contender, each.mean, each.band) for each in curves]
-    return Chart(title, unit, "step" if axis == "steps" else axis, series, faint)
+    return ReportChart(title, unit, "step" if axis == "steps" else axis, series, faint)
 
 
-def _numbers(result: Result, curves: Sequence[Curve]) -> ReportTable:
+def _numbers(result: ComparisonResult, curves: Sequence[ComparisonCurve]) -> ReportTable:
     """Held-out means by number of steps; a contender with fewer steps has fewer."""
     steps = sorted({x for each in curves for x, _ in each.mean[:-1]})
     steps = steps[:: max(1, -(-len(steps) // SHOWN))]
@@ -61,16 +61,18 @@ def _numbers(result: Result, curves: Sequence[Curve]) -> ReportTable:
     return ReportTable(["held-out", *(f"after {step:,.0f}" for step in steps), "at the end"], rows)
 
 
-def way(result: Result) -> list[Block]:
+def way(result: ComparisonResult) -> list[Block]:
     """All measures but the held-out outcome; they are higher or lower, not better."""
     rows, forked = [], result.forked is not None
     for measure in MEASURES:
         label = f"{measure.title}, mean from the fork on" if forked else measure.label
-        for found in (each for each in result.differences if each.measure == measure.key):
-            interval = " to ".join(signed(end, ".3g") for end in found.interval or ()) or "–"
-            verdict = "no difference at all" if found.verdict == "the same" else found.verdict or UNKNOWN[forked]
-            means = [f"{found.mean:.3g}", f"{found.mean - found.difference:.3g}"]
-            rows.append([label, found.contender, *means, signed(found.difference, ".3g"), interval, verdict])
+        for difference in (each for each in result.differences if each.measure == measure.key):
+            interval = " to ".join(signed(end, ".3g") for end in difference.interval or ()) or "–"
+            verdict = (
+                "no difference at all" if difference.verdict == "the same" else difference.verdict or UNKNOWN[forked]
+            )
+            means = [f"{difference.mean:.3g}", f"{difference.mean - difference.difference:.3g}"]
+            rows.append([label, difference.contender, *means, signed(difference.difference, ".3g"), interval, verdict])
             label = ""
     header = ["measure", "", "mean", result.first, "difference", "95 % interval", ""]
     words = (
@@ -82,7 +84,7 @@ def way(result: Result) -> list[Block]:
     return [words, ReportTable(header, rows)] if rows else []
 
 
-def waste(result: Result) -> list[Block]:
+def waste(result: ComparisonResult) -> list[Block]:
     header = ["", "steps", "updates", "tokens", "in dropped groups", "rows without advantage", "rounds a step"]
     header += ["truncated", "unscored", "updates skipped"]
     rows = [
@@ -104,7 +106,7 @@ def waste(result: Result) -> list[Block]:
     return [ReportTable(header, rows)] if rows else []
 
 
-def cost(result: Result) -> list[Block]:
+def cost(result: ComparisonResult) -> list[Block]:
     """Seconds by phase, and the memory of each model."""
     phases = list(dict.fromkeys(name for each in result.contenders for name in each.phases))
     rows = [
@@ -114,14 +116,14 @@ def cost(result: Result) -> list[Block]:
     ]
     models = [
         [
-            each.name if place == 0 else "",
+            each.name if index == 0 else "",
             model.role,
             f"{model.parameters / 1e6:.2f} M",
             "yes" if model.trained else "no",
             f"{model.bytes / 1e6:.1f} MB",
         ]
         for each in result.contenders
-        for place, model in enumerate(each.models)
+        for index, model in enumerate(each.models)
     ]
     words = (
         "Milliseconds of a step by phase, on this machine with other runs in parallel. What a reference or a value "
@@ -132,7 +134,7 @@ def cost(result: Result) -> list[Block]:
     return [words, times, ReportTable(["", "model", "parameters", "trained", "memory"], models)] if rows else []
 
 
-def settings(result: Result) -> list[Block]:
+def settings(result: ComparisonResult) -> list[Block]:
     """The fields that differ, and the differences from the named algorithms."""
     names = [each.name for each in result.contenders]
     rows = [[field, *(_setting(values.get(name)) for name in names)] for field, values in result.settings.items()]
@@ -150,9 +152,9 @@ def _setting(value: Any) -> str:
     return "–" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def repeat(result: Result) -> list[Block]:
+def repeat(result: ComparisonResult) -> list[Block]:
     words = "The same command resumes unfinished runs; in another folder it gives the same numbers again."
-    return [Code(result.command), words if result.forked is None else "Nothing is trained: the runs are read."]
+    return [CodeBlock(result.command), words if result.forked is None else "Nothing is trained: the runs are read."]
 
 
 def _range(values: Mapping[int, int] | Mapping[int, float]) -> str:

@@ -19,14 +19,14 @@ def forest(block: Intervals) -> Html:
     step = next(each for each in STEPS if (high - low) / each <= 6)
     axis = Axis(low, high, left, WIDTH - CHARACTER * 8, step)
     parts = [
-        rule("axis" if abs(tick) < step / 2 else "grid", axis.place(tick), axis.place(tick), TOP - 4, bottom)
-        + words(axis.place(tick), bottom + 14, axis.label(tick))
+        rule("axis" if abs(tick) < step / 2 else "grid", axis.position(tick), axis.position(tick), TOP - 4, bottom)
+        + words(axis.position(tick), bottom + 14, axis.label(tick))
         for tick in axis.ticks()
     ]
-    for index, (name, difference, least, most, label) in enumerate(block.rows):
+    for index, (name, difference, lower, upper, label) in enumerate(block.rows):
         y = TOP + ROW * index + 9
-        line = rule("line", axis.place(least), axis.place(most), y, y)
-        dot = f'<circle class="dot" cx="{axis.place(difference):.1f}" cy="{y}" r="4"/>'
+        line = rule("line", axis.position(lower), axis.position(upper), y, y)
+        dot = f'<circle class="dot" cx="{axis.position(difference):.1f}" cy="{y}" r="4"/>'
         parts.append(words(left - 10, y + 4, short(name), "end"))
         parts.append(f'<g class="s{(index + 1) % COLOURS + 1}">{line}{dot}</g>\n')
         parts.append(words(WIDTH, y + 4, label, "end"))

@@ -13,12 +13,12 @@ class ReportTable:
 
 
 @dataclass(frozen=True)
-class Code:
+class CodeBlock:
     text: str
 
 
 @dataclass(frozen=True)
-class Chart:
+class ReportChart:
     title: str
     unit: str
     x: str
@@ -42,7 +42,7 @@ class Intervals:
     rows: Sequence[tuple[str, float, float, float, str]]
 
 
-Block = str | Lead | ReportTable | Code | Chart | Intervals
+Block = str | Lead | ReportTable | CodeBlock | ReportChart | Intervals
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from proximo.insight.compare.page.curves import HELD_OUT
 from proximo.insight.compare.page.report_parts import Block, Intervals, Lead, ReportTable
 from proximo.insight.compare.paired import Difference
-from proximo.insight.compare.result import Result
+from proximo.insight.compare.result import ComparisonResult
 
 JUDGED = {"higher": "better", "lower": "worse", "the same": "no difference at all"}
 """Words for measures where higher is better."""
@@ -14,7 +14,7 @@ FEW = {
     2: "; two seeds cannot decide, give --seeds 3 or more",
 }
 FEW_FORKED = FEW | {2: "; two seeds cannot decide, fork the run of a third"}
-"""What is added to a sentence by the number of seeds."""
+"""Words added to a sentence, by the number of seeds."""
 INTERVALS = (
     "Intervals are 95 %: Student's t over seeds, and for held-out answers also over problems, paired answer by answer "
     "(with one win and one loss added to their spread, each as large as the largest there is), the two half widths "
@@ -22,12 +22,12 @@ INTERVALS = (
 )
 
 
-def verdict_lines(result: Result) -> list[str]:
+def verdict_lines(result: ComparisonResult) -> list[str]:
     """One sentence for each contender except the first."""
     return [_sentence(result, each) for each in result.differences if each.measure == HELD_OUT]
 
 
-def fair_line(result: Result) -> str:
+def fair_line(result: ComparisonResult) -> str:
     if not result.checks:
         return "Nothing to compare: no run is finished."
     wrong = [f"{check.what} ({check.detail})" for check in result.checks if not check.equal]
@@ -45,15 +45,16 @@ def fair_line(result: Result) -> str:
     )
 
 
-def _sentence(result: Result, found: Difference) -> str:
-    scope = (FEW if result.forked is None else FEW_FORKED).get(len(found.by_seed), "")
-    against = f"{found.contender} against {result.first}"
-    if found.verdict == "the same":
-        return f"{against}: {_judged(found)}, every held-out answer is as good{scope}."
-    return f"{against}: {gain(result, found.difference)} ({_interval(result, found)}): {_judged(found)}{scope}."
+def _sentence(result: ComparisonResult, difference: Difference) -> str:
+    scope = (FEW if result.forked is None else FEW_FORKED).get(len(difference.by_seed), "")
+    against = f"{difference.contender} against {result.first}"
+    if difference.verdict == "the same":
+        return f"{against}: {_judged(difference)}, every held-out answer is as good{scope}."
+    gained, interval = gain(result, difference.difference), _interval(result, difference)
+    return f"{against}: {gained} ({interval}): {_judged(difference)}{scope}."
 
 
-def verdict(result: Result) -> list[Block]:
+def verdict(result: ComparisonResult) -> list[Block]:
     """Held-out outcomes, the main result."""
     known = {each.contender: each for each in result.differences if each.measure == HELD_OUT}
     seeds = len(result.seeds)
@@ -83,35 +84,35 @@ def verdict(result: Result) -> list[Block]:
     return [lead, *map(Lead, verdict_lines(result)), *drawn, *missing, table, INTERVALS]
 
 
-def _drawn(result: Result, found: Sequence[Difference]) -> Intervals:
+def _drawn(result: ComparisonResult, differences: Sequence[Difference]) -> Intervals:
     scale, unit = (100, "points") if result.measure == "accuracy" else (1, "")
     rows = [
         (each.contender, scale * each.difference, scale * low, scale * high, gain(result, each.difference, bare=True))
-        for each in found
+        for each in differences
         for low, high in ([each.interval] if each.interval is not None else [])
     ]
     return Intervals(f"held-out {result.measure} against {result.first}", unit, rows)
 
 
-def _compared(result: Result, found: Difference | None) -> Sequence[str]:
-    if found is None:
+def _compared(result: ComparisonResult, difference: Difference | None) -> Sequence[str]:
+    if difference is None:
         return ["–"] * 4
-    few = {1: " (one seed)", 2: " (two seeds cannot decide)"}.get(len(found.by_seed), "")
-    answers = f"{found.wins} / {found.losses}"
-    return [gain(result, found.difference), _interval(result, found), answers, _judged(found) + few]
+    few = {1: " (one seed)", 2: " (two seeds cannot decide)"}.get(len(difference.by_seed), "")
+    answers = f"{difference.wins} / {difference.losses}"
+    return [gain(result, difference.difference), _interval(result, difference), answers, _judged(difference) + few]
 
 
-def _interval(result: Result, found: Difference) -> str:
-    return " to ".join(gain(result, end, bare=True) for end in found.interval or ()) or "–"
+def _interval(result: ComparisonResult, difference: Difference) -> str:
+    return " to ".join(gain(result, end, bare=True) for end in difference.interval or ()) or "–"
 
 
-def _judged(found: Difference) -> str:
-    words = found.verdict or "not known"
+def _judged(difference: Difference) -> str:
+    words = difference.verdict or "not known"
     return JUDGED.get(words, words)
 
 
-def fair(result: Result) -> list[Block]:
-    """What is equal, and from where on completions differ."""
+def fair(result: ComparisonResult) -> list[Block]:
+    """The checks, and the step from which on completions differ."""
     if not result.checks:
         return []
     rows = [[check.what, "yes" if check.equal else "NO", check.detail] for check in result.checks]
@@ -126,8 +127,8 @@ def fair(result: Result) -> list[Block]:
     return [fair_line(result), ReportTable(["", "equal", ""], rows), *([first] if parts else [])]
 
 
-def parted(result: Result) -> list[Block]:
-    """Of forks: from where on, and by what, they differ from the run."""
+def parted(result: ComparisonResult) -> list[Block]:
+    """Start of each fork, and its first differences from the run."""
     blocks: list[Block] = []
     for name, fork in (result.forked or {}).items():
         blocks += [Lead(f"{name} begins after step {fork.at} of {result.first}."), " ".join(fork.parting)]
@@ -138,17 +139,17 @@ def _step(step: int | None) -> str:
     return "none" if step is None else f"step {step}"
 
 
-def level(result: Result, values: Mapping[int, float]) -> str:
+def level(result: ComparisonResult, values: Mapping[int, float]) -> str:
     return share(result, sum(values.values()) / len(values)) if values else "–"
 
 
-def share(result: Result, value: float | None) -> str:
+def share(result: ComparisonResult, value: float | None) -> str:
     if value is None:
         return "–"
     return f"{value:.1%}" if result.measure == "accuracy" else f"{value:.3f}"
 
 
-def gain(result: Result, value: float, *, bare: bool = False) -> str:
+def gain(result: ComparisonResult, value: float, *, bare: bool = False) -> str:
     """The number with its sign; exactly 0 has none."""
     points = result.measure == "accuracy"
     shown = signed(100 * value if points else value, ".1f" if points else ".3f")

@@ -28,7 +28,7 @@ Choose = Callable[[Sequence[int]], Sequence[int]]
 def write_bundle(out: Path, folders: Sequence[Path], choose: Choose, *, load_code: bool = False) -> dict[str, Any]:
     """Write the page of all runs in these folders; returns what is in it. The folder must be new or empty, and has the
     whole page or nothing."""
-    listed, runs = _found(folders, load_code)
+    listed, runs = _listed_runs(folders, load_code)
     with new_folder(out) as folder:
         return _write_all(folder, listed, runs, choose)
 
@@ -55,12 +55,12 @@ def _write_all(
 
 def evenly(steps: Sequence[int]) -> list[int]:
     """Some of the steps, evenly spaced, the first and the last among them."""
-    most = min(DEFAULT_STEPS, len(steps))
-    places = [round(place * (len(steps) - 1) / max(most - 1, 1)) for place in range(most)]
-    return [steps[place] for place in places]
+    count = min(DEFAULT_STEPS, len(steps))
+    places = [round(index * (len(steps) - 1) / max(count - 1, 1)) for index in range(count)]
+    return [steps[index] for index in places]
 
 
-def _found(folders: Sequence[Path], load_code: bool) -> tuple[dict[str, Any], dict[str, tuple[RunFolder, Any]]]:
+def _listed_runs(folders: Sequence[Path], load_code: bool) -> tuple[dict[str, Any], dict[str, tuple[RunFolder, Any]]]:
     """The list of runs as the page shows it, and the runs by name, with where each parts from its parent. A name that
     two folders have gets its folder's."""
     shown, runs = [], {}
@@ -95,10 +95,10 @@ def _write_run(data: Path, file: str, run: RunFolder, parting: Mapping[str, Any]
         try:
             names = algorithms_of(run, step)
             for name in names:
-                told = of_step(run, step, name)
-                places.setdefault(str(step), {})[name] = _write_data(data, f"{file}-step-{step}-{name}", told)
+                answers = of_step(run, step, name)
+                places.setdefault(str(step), {})[name] = _write_data(data, f"{file}-step-{step}-{name}", answers)
                 if name == names[0]:
-                    stored[step] = {"step": told["step"], "groups": told["groups"]}
+                    stored[step] = {"step": answers["step"], "groups": answers["groups"]}
         except ValueError as error:  # a damaged file
             left_out[step] = str(error)
     whole = of_run(run, list(stored)) | {"problems": problems_of(stored), "parting": parting}
@@ -121,9 +121,9 @@ def _write_page(out: Path) -> None:
     page = re.sub(r'(href|src)="/(?:static/)?', r'\1="', files["/"][0].decode())
     policy = f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">\n'
     private = '<meta name="referrer" content="no-referrer">\n'
-    own = f'<script defer src="{SCRIPT}">'
+    script = f'<script defer src="{SCRIPT}">'
     page = page.replace("<title>", f"{policy}{private}<title>")
-    _write(out / "index.html", page.replace(own, f'<script defer src="data/index.js"></script>\n{own}'))
+    _write(out / "index.html", page.replace(script, f'<script defer src="data/index.js"></script>\n{script}'))
 
 
 def _json(value: Any) -> str:

@@ -18,17 +18,17 @@ from proximo.runs.tracking.trackers.wandb import Wandb
 
 TRACKERS = {kind.__name__.lower(): kind for kind in (Wandb, Trackio, TensorBoard, MLflow)}
 CHOICES = f"{', '.join(TRACKERS)} or {FORM}"
-"""What a tracker may be called, for help and errors."""
+"""Names of trackers, for help and errors."""
 METHODS = [name for name in vars(Tracker) if not name.startswith("_")]
 
 
 def tracker_class(name: str) -> type[Tracker]:
     """The class of a tracker whose packages are installed; ValueError says in one line what is missing."""
     if is_outside(name):
-        found: Any = load_class(name)
-        if missing := [each for each in METHODS if not callable(getattr(found, each, None))]:
+        chosen: Any = load_class(name)
+        if missing := [each for each in METHODS if not callable(getattr(chosen, each, None))]:
             raise ValueError(f"{name} lacks {', '.join(missing)}, which a tracker has: add what is missing")
-        return found
+        return chosen
     if (kind := TRACKERS.get(name)) is None:
         raise ValueError(f"no tracker is called {name!r}: give {CHOICES}")
     if missing := [each for each in kind.needs if find_spec(each) is None]:

@@ -31,8 +31,8 @@ class MLflow:
     def _created(self, run: TrackedRun, artifacts: str | None) -> str:
         """A new run, with its settings."""
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or "proximo"
-        found = self._client.get_experiment_by_name(name)
-        experiment = found.experiment_id if found else self._client.create_experiment(name, artifact_location=artifacts)
+        known = self._client.get_experiment_by_name(name)
+        experiment = known.experiment_id if known else self._client.create_experiment(name, artifact_location=artifacts)
         key = self._client.create_run(experiment, run_name=run.name).info.run_id
         settings = {**run.config, "proximo": dict(run.facts)}
         params = [self._entities.Param(name, str(value)[:MAX_VALUE]) for name, value in _flat(settings)]
@@ -54,7 +54,7 @@ class MLflow:
         self._client.log_dict(self._key, {"completions": [dict(row) for row in rows]}, f"completions/{step:06d}.json")
 
     def flush(self) -> None:
-        """Nothing to do: every call above is stored when it returns."""
+        """Do nothing: every call above is stored when it returns."""
 
     def close(self, summary: Mapping[str, float], finished: bool) -> None:
         if summary:

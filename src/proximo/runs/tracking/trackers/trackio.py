@@ -47,7 +47,7 @@ class Trackio:
         self._run.log({"tables/completions": table}, step=step)
 
     def flush(self) -> None:
-        """Nothing to do: trackio writes its queue by itself every half second, and at the end."""
+        """Do nothing: trackio writes its queue by itself every half second, and at the end."""
 
     def close(self, summary: Mapping[str, float], finished: bool) -> None:
         if summary:

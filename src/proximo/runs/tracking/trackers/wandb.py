@@ -54,7 +54,7 @@ class Wandb:
         self._run.log({"step": step, "tables/completions": table})
 
     def flush(self) -> None:
-        """Nothing to do: wandb's own process has every row as soon as `log` returns, and outlives this one."""
+        """Do nothing: wandb's own process has every row as soon as `log` returns, and outlives this one."""
 
     def close(self, summary: Mapping[str, float], finished: bool) -> None:
         self._run.summary.update(dict(summary))
@@ -62,7 +62,7 @@ class Wandb:
 
 
 def _is_logged_in() -> bool:
-    """Whether `wandb login` or WANDB_API_KEY gives access to the server."""
+    """True if `wandb login` or WANDB_API_KEY gives access to the server."""
     host = urlsplit(os.environ.get("WANDB_BASE_URL") or "https://api.wandb.ai").hostname
     try:
         known = netrc.netrc(os.environ.get("NETRC")).hosts

@@ -1,4 +1,4 @@
-"""Facts from a run's files, read once, so that the page of a run in progress is consistent."""
+"""Details from a run's files, read once, so that the page of a run in progress is consistent."""
 
 import math
 import tomllib
@@ -21,7 +21,7 @@ from proximo.insight.report.problems import Pair, held_out_pairs
 from proximo.recipes.pipeline import PipelineConfig
 from proximo.rl.config import RunConfig
 from proximo.runs.files import EVENTS, METRICS, TIMINGS
-from proximo.runs.health import Spell, worst_first
+from proximo.runs.health import ActiveFinding, worst_first
 from proximo.supervised.dpo import DpoConfig
 from proximo.supervised.reward_model import RewardModelConfig
 from proximo.supervised.sft import SftConfig
@@ -32,7 +32,7 @@ COMMANDS = ((RunConfig, ("train",)), *STAGES, (PipelineConfig, ("train", "pipeli
 
 
 @dataclass(frozen=True)
-class Facts:
+class RunDetails:
     """Rows, record and result at one moment; missing or unreadable parts are empty."""
 
     run: RunFolder
@@ -88,24 +88,24 @@ class Facts:
 
     @property
     def model(self) -> str | None:
-        found = self.settings.get("model")
-        return found if isinstance(found, str) else None
+        name = self.settings.get("model")
+        return name if isinstance(name, str) else None
 
     @property
     def attempts(self) -> list[Row]:
-        found = self.record.get("attempts")
-        return [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
+        attempts = self.record.get("attempts")
+        return [each for each in attempts if isinstance(each, dict)] if isinstance(attempts, list) else []
 
     @property
     def argv(self) -> list[str]:
         """Record of the first attempt."""
         first = self.attempts[0].get("argv") if self.attempts else None
-        found = first or self.record.get("argv")
-        return [str(each) for each in found] if isinstance(found, list) else []
+        words = first or self.record.get("argv")
+        return [str(each) for each in words] if isinstance(words, list) else []
 
     @property
     def ended(self) -> str:
-        """How the last attempt ended; empty while it runs."""
+        """End of the last attempt, in words; empty while it runs."""
         return str(self.attempts[-1].get("ended") or "") if self.attempts else ""
 
     @cached_property
@@ -120,12 +120,12 @@ class Facts:
     @cached_property
     def evaluations(self) -> list[Row]:
         """Rows of held-out evaluations, without the prefix of their names."""
-        found = []
+        rows = []
         for row in self.metrics:
             values = {name.removeprefix("held_out/"): row[name] for name in row if name.startswith("held_out/")}
             if values and is_number(row.get("step")):
-                found.append({"step": row["step"], **values})
-        return found
+                rows.append({"step": row["step"], **values})
+        return rows
 
     @property
     def generated(self) -> int | None:
@@ -142,7 +142,7 @@ class Facts:
         return known if is_number(known) else math.fsum(spent) or None
 
     @property
-    def findings(self) -> list[Spell]:
+    def findings(self) -> list[ActiveFinding]:
         """Findings as in `proximo doctor`, worst first; some may be over."""
         return worst_first([*self.checkup.standing, *self.checkup.passed])
 
@@ -178,8 +178,8 @@ class Facts:
         return points if any(is_number(value) for _, value in points) else []
 
 
-def gather(run: RunFolder) -> Facts:
-    return Facts(
+def gather(run: RunFolder) -> RunDetails:
+    return RunDetails(
         run=run,
         state=run.state,
         record=run.record,
