@@ -3,7 +3,7 @@ import gc
 import os
 import signal
 import sys
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -58,11 +58,11 @@ def _says_why(mark: pytest.Mark) -> bool:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """The slowest tests without the marker, so that `make test` stays fast; no test fails by a clock."""
-    seconds = Counter[str]()
+    seconds = defaultdict[str, float](float)
     for report in (each for reports in terminalreporter.stats.values() for each in reports):
         if isinstance(report, pytest.TestReport) and not {"slow", "scale", "gpu"} & report.keywords.keys():
             seconds[report.nodeid] += report.duration
-    slowest = [(name, each) for name, each in seconds.most_common(20) if each > SLOW]
+    slowest = [(name, each) for name, each in sorted(seconds.items(), key=lambda item: -item[1])[:20] if each > SLOW]
     if slowest:
         terminalreporter.section(f"over {SLOW:g} s, and not marked as slow")
         for name, each in slowest:

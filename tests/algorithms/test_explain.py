@@ -58,7 +58,7 @@ def test_a_forgotten_formula_is_noticed():
     assert silent({Clip, Forgotten}, "peers") == set()
 
 
-@pytest.mark.parametrize("kind", sorted(PIECES | ESTIMATORS, key=lambda kind: kind.__name__))
+@pytest.mark.parametrize("kind", sorted(PIECES | ESTIMATORS, key=str))
 def test_what_a_piece_says_of_itself_is_of_the_right_kind(kind: type):
     said = Description.read(kind())
     assert kind is KlLoss or said.formula is not None

@@ -143,6 +143,7 @@ def here(whole, tmp_path, monkeypatch) -> Iterator[Path]:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("HOME", str(mine / "home"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(whole.parent / "cache"))  # where pages of help are kept
     monkeypatch.setenv("PROXIMO_DATA_HOME", str(tmp_path / "data"))  # where nothing is remembered
     monkeypatch.setattr("proximo.serving.server.server", lambda *_, **__: Ending())
     monkeypatch.setattr("proximo.insight.page.server.server", lambda *_, **__: Ending())

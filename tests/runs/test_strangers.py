@@ -239,7 +239,7 @@ def test_a_record_without_a_hash_is_opened_as_before(run):
     assert read_record(run) == record
     assert not [each for each in check_up(RunFolder(run)).standing if "run.json" in each.finding.message]
     resumed(run)
-    assert read_record(run)["sealed"]
+    assert (read_record(run) or {})["sealed"]
 
 
 def test_a_config_that_the_user_edits_in_the_folder_is_a_change_like_any_other(run):

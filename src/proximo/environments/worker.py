@@ -9,6 +9,7 @@ Siblings start alike because random numbers are seeded alike.
 import asyncio
 import contextlib
 import errno
+import functools
 import os
 import resource
 import select
@@ -139,7 +140,8 @@ class Episodes:
 
         connection.sendall(channel.encoded(worker.guarded(reset, message["seed"])))
         while (asked := channel.receive(connection.fileno())) is not None:
-            connection.sendall(channel.encoded(worker.guarded(lambda: instance[0].answer(asked), asked["seed"])))
+            answered = functools.partial(instance[0].answer, asked)
+            connection.sendall(channel.encoded(worker.guarded(answered, asked["seed"])))
 
     def _answers(self, numbers: Sequence[int], seconds: float, cores: float) -> dict[int, Any]:
         """The next message of each; None of those that died, or that have not answered in time."""

@@ -154,7 +154,7 @@ class _Fitting:
     def seconds(self) -> float:
         return self.spent + time.perf_counter() - self.start
 
-    def open_session(self, point: Path | None, start: Callable[[], None]) -> None:
+    def begin(self, point: Path | None, start: Callable[[], None]) -> None:
         """Start from scratch, or resume from a snapshot."""
         if point is None:
             start()
