@@ -45,6 +45,7 @@ def test_the_config_is_the_command_lines(algorithm: str, steps: int | None, caps
     assert toml.plain(config) == planned(capsys, *flags)
 
 
+@pytest.mark.slow("trains a run")
 def test_a_model_and_a_task_are_the_command_lines(capsys):
     config = proximo.config_for(Path(MODEL), data=Arithmetic(), quiet=True)
     assert toml.plain(config) == planned(capsys, "--model", MODEL, "--task.type", "Arithmetic")
@@ -66,6 +67,7 @@ def test_rows_train_and_the_lines_say_what_was_chosen_and_why(capsys):
     assert "chosen for" not in capsys.readouterr().err
 
 
+@pytest.mark.slow("trains a run")
 def test_what_train_returns_is_the_run(capsys):
     """One line trains and one looks, without opening the folder that was just written."""
     run = proximo.train(small(steps=1), "runs/mine", quiet=True)
@@ -105,6 +107,7 @@ def test_rewards_take_the_place_of_the_answers():
     assert [rule.weight for rule in two.rewards.rules] == [1.0, 0.5]
 
 
+@pytest.mark.slow("trains a run")
 def test_an_environment_that_rewards_needs_no_answers():
     asked = [{"prompt": f"{n}>"} for n in range(20)]
     played = small(environment=MultiTurn("tests.environments.worlds:Parity", max_turn_tokens=3), steps=1)

@@ -24,6 +24,7 @@ def pairs(tmp_path: Path) -> str:
     return str(path)
 
 
+@pytest.mark.slow("trains a run")
 @pytest.mark.parametrize(("stage", "command"), [(proximo.dpo, "dpo"), (proximo.reward_model, "reward-model")])
 def test_stages_write_what_their_commands_write(stage, command: str, pairs: str, tmp_path: Path, capsys):
     fitted = stage(pairs, tmp_path / "ours", model="tiny-arithmetic", quiet=True)

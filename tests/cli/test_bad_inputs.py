@@ -265,6 +265,7 @@ def _write(file: Path, content: str | bytes | Callable[[Path], object]) -> None:
         content(file)
 
 
+@pytest.mark.slow("tries many bad files")
 @pytest.mark.parametrize("case", DATA)
 def test_bad_data(case, model, tmp_path, capsys, no_model):
     name, content, said = DATA[case]
@@ -521,6 +522,7 @@ MODELS: dict[str, tuple[Callable[[Path], object], list[str]]] = {
 }
 
 
+@pytest.mark.slow("tries many bad files")
 @pytest.mark.parametrize("case", MODELS)
 def test_bad_models(case, model, tmp_path, capsys):
     change, said = MODELS[case]

@@ -144,6 +144,7 @@ def test_eval_prints_its_numbers(folder, capsys):
     assert "neither a folder nor a model" in refused(["eval", str(folder) + "-none"], capsys)
 
 
+@pytest.mark.slow("trains a run")
 def test_a_runs_model_is_judged_as_the_run_judges_it(folder, tmp_path, capsys):
     rows = tmp_path / ("a" * 40) / "x.jsonl"
     rows.parent.mkdir()

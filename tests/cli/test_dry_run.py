@@ -56,6 +56,7 @@ def file_flags(path: str, *more: str) -> list[str]:
     return ["--task.type", "File", "--task.path", path, *more]
 
 
+@pytest.mark.slow("checks whole setups")
 @pytest.mark.usefixtures("no_weights")
 @pytest.mark.parametrize("dry_run", [True, False])
 @pytest.mark.parametrize(
@@ -165,6 +166,7 @@ def fits(gib: float, flags: list[str], capsys, monkeypatch) -> list[str]:
     return [line for line in capsys.readouterr().out.splitlines() if "fit" in line]
 
 
+@pytest.mark.slow("checks whole setups")
 def test_whether_a_run_fits_is_said(folder, capsys, monkeypatch):
     flags = ["--model", folder, "--task.type", "Arithmetic", "--sampling.max-tokens", "512"]
     [line] = fits(64, flags, capsys, monkeypatch)
@@ -190,6 +192,7 @@ def test_a_pipeline_may_come_after_its_switches(arguments, capsys):
     assert json.loads(capsys.readouterr().out)["stages"][:2] == ["demonstrations.jsonl", "sft"]
 
 
+@pytest.mark.slow("checks whole setups")
 def test_data_becomes_a_task_and_flags_change_it(folder, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     rows = [f'{{"question": "{i}+1", "answer": "so\\n#### {i + 1}", "solution": "x"}}\n' for i in range(40)]

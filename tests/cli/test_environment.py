@@ -115,6 +115,7 @@ def test_a_home_where_nothing_can_be_written(bare):
     assert not (folder / "none").exists()
 
 
+@pytest.mark.slow("starts commands")
 def test_a_run_without_utf8_writes_utf8(bare):
     status, [_, (output, error)], folder = bare
     assert status == 0, error.decode()
@@ -132,6 +133,7 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
+@pytest.mark.slow("starts commands")
 def test_a_run_on_a_narrow_terminal(tmp_path):
     """The live view, on a terminal of 40 columns."""
     (tmp_path / "run.toml").write_text(RUN, encoding="utf-8")

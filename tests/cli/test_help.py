@@ -71,6 +71,7 @@ def flags_of(kind: type, path: str = "--") -> Iterator[str]:
             yield from flags_of(each, f"{here}.N.")
 
 
+@pytest.mark.slow("renders every page of help")
 @pytest.mark.parametrize("command", CONFIGS)
 def test_help_lists_every_field_of_the_config(command: str, helps):
     flags = set(flags_of(CONFIGS[command]))
@@ -80,6 +81,7 @@ def test_help_lists_every_field_of_the_config(command: str, helps):
     assert [each for each in flags - listed if not re.search(r"\.N\.\w+\.type$", each)] == []
 
 
+@pytest.mark.slow("renders every page of help")
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_lists_the_flags_that_the_command_reads_itself(command: str, helps):
     assert helps[command].startswith("usage: proximo ")
@@ -91,6 +93,7 @@ def test_help_lists_the_flags_that_the_command_reads_itself(command: str, helps)
     assert read - {"--max_generated_tokens"} <= set(re.findall(r"--[a-z][\w.-]*\w", helps[command]))
 
 
+@pytest.mark.slow("renders every page of help")
 @pytest.mark.parametrize("command", [each for each in COMMANDS if each != "tasks"])
 def test_help_has_examples_and_says_what_each_option_is(command: str, helps):
     assert "\nexamples:\n  proximo " in helps[command]
@@ -107,6 +110,7 @@ def test_help_stands_behind_other_flags_too(capsys):
     assert helped(["eval", "--problems", "3", "--help"], capsys).startswith("usage: proximo eval")
 
 
+@pytest.mark.slow("renders every page of help")
 def test_train_names_its_own_flags_presets_and_pieces(helps):
     text = helps["train"]
     for flag in ("--algorithm NAME", "--run DIR", "--dry-run", "--json", "--skip-bad", "--allow-change FIELD"):
@@ -141,6 +145,7 @@ def test_kept_pages_are_what_is_rendered(warm, monkeypatch, capsys):
         assert helped([command, "--help"], capsys) == rendered[command]
 
 
+@pytest.mark.slow("renders every page of help")
 @pytest.mark.parametrize(
     ("command", "arguments", "columns"),
     [

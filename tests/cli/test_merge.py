@@ -35,6 +35,7 @@ def test_a_run_saves_an_adapter_and_says_what_it_trained(run: Path):
     assert trained == sum(each.numel() for each in load_file(checkpoint / "adapter_model.safetensors").values())
 
 
+@pytest.mark.slow("merges and evaluates adapters")
 def test_eval_reads_the_adapter_and_the_merged_model_alike(run: Path, tmp_path: Path, capsys):
     assert main(["merge", str(run), str(tmp_path / "whole"), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
@@ -89,6 +90,7 @@ def test_what_cannot_be_merged_is_refused(arguments: list[str], message: str, ru
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow("merges and evaluates adapters")
 def test_an_adapter_is_no_base_for_another_but_may_be_trained_whole(run: Path, tmp_path: Path, capsys):
     with pytest.raises(SystemExit):
         main(

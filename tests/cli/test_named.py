@@ -85,6 +85,7 @@ def test_python_names_both_too(model, data, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow("trains a run")
 def test_resume_goes_on_with_a_runs_own_config(model, data, tmp_path, capsys):
     run = str(tmp_path / "run")
     small = ["--sampling.max-tokens", "2", "--training.groups", "2", "--training.group-size", "2"]

@@ -33,6 +33,7 @@ def test_no_flag_of_a_stage_is_taken_for_a_wrong_one(command):
         assert unknown_flag(command, [f"{name.replace('-', '_').replace('__', '--', 1)}=1"]) is None, name
 
 
+@pytest.mark.slow("reads every flag")
 @pytest.mark.parametrize(
     "preset", [each for each in PRESETS if isinstance(each.config, RunConfig)], ids=lambda it: it.name
 )

@@ -78,6 +78,7 @@ def test_the_help_says_that_a_file_is_taken_and_shows_its_fields(here, capsys):
     assert "Which letters." in shown
 
 
+@pytest.mark.slow("trains a run")
 def test_a_run_with_a_task_of_ones_own_trains_and_is_read_by_the_others(here, capsys):
     flags = [
         "--model",

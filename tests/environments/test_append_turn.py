@@ -181,6 +181,7 @@ def as_rendered(name: str, reply: str) -> str:
     return rendered(tokenizer, both, for_answer=False).removeprefix(asked).partition(end)[0] + end
 
 
+@pytest.mark.slow("goes through many templates")
 @pytest.mark.parametrize("name", TABLE)
 @pytest.mark.parametrize("answer", ["no, more", "  3 rows\n\n", "\nlow "])
 def test_a_continued_episode_is_what_the_template_makes_of_the_whole_conversation(name, answer):

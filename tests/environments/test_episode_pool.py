@@ -8,6 +8,8 @@ import threading
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from proximo.environments import episode_pool
 from proximo.environments.episode_pool import ActingJob, LocalHost, ProcessHost
 from proximo.environments.worker import Episodes
@@ -77,6 +79,7 @@ def test_an_episode_that_dies_before_it_reads_what_it_was_asked_takes_no_other_a
             each.close()
 
 
+@pytest.mark.slow("waits for environments that hang")
 def test_an_environment_that_stops_its_parent_holds_nobody_up():
     """Under a limit of two seconds each step took half a minute more."""
     host = ProcessHost(replace(PICKY, environment="tests.environments.worlds:Stopping", seconds=2.0))

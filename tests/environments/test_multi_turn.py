@@ -143,6 +143,7 @@ def test_what_reset_opens_belongs_to_one_sibling(workers):
     ]
 
 
+@pytest.mark.slow("waits for environments that hang")
 @pytest.mark.parametrize(
     ("how", "message"),
     [
@@ -242,6 +243,7 @@ def test_what_episodes_need_is_imported_once_before_them():
     assert text == f"['x {parent}'] {parent}"
 
 
+@pytest.mark.slow("waits for environments that hang")
 def test_one_episode_that_hangs_takes_no_other_with_it(workers):
     environment = MultiTurn(f"{HERE}:Picky", seconds=1.0)
     [siblings], _ = played(environment, TOKENIZER, lambda key, sample, turn: "ab"[sample == 1], ASKED[:1], samples=4)
@@ -250,6 +252,7 @@ def test_one_episode_that_hangs_takes_no_other_with_it(workers):
     failures(workers)
 
 
+@pytest.mark.slow("waits for environments that hang")
 def test_calls_that_share_a_core_have_the_time_of_all_of_them(workers, monkeypatch):
     monkeypatch.setattr(episode_pool, "cores", lambda: 1)
     [siblings], _ = played(MultiTurn(f"{HERE}:Slow", seconds=1.0), TOKENIZER, say, ASKED[:1], samples=4)
@@ -322,6 +325,7 @@ def test_a_model_calls_tools_in_the_format_of_its_template(family, workers):
     assert not failures(workers)
 
 
+@pytest.mark.slow("waits for environments that hang")
 @pytest.mark.parametrize(
     ("reply", "answer"),
     [

@@ -24,6 +24,7 @@ def parsed(path: Path) -> ast.Module:
     return ast.parse(path.read_text())
 
 
+@pytest.mark.slow("reads the whole package")
 def test_functions_stay_short():
     assert len(FILES) > 20
     for path in FILES:
@@ -114,6 +115,7 @@ def test_what_loads_no_model_imports_no_model_code():
     assert result.returncode == 0, result.stderr
 
 
+@pytest.mark.slow("reads the whole package")
 def test_model_types_are_for_signatures_only():
     """At run time they are Any: a test against one would not hold, and a call would fail."""
     checked = 0
@@ -146,6 +148,7 @@ def _annotations(node: ast.AST) -> list[ast.AST]:
     return [part for each in found if each is not None for part in ast.walk(each)]
 
 
+@pytest.mark.slow("reads the whole package")
 def test_the_map_of_rooms_is_the_house():
     """AGENTS.md names every room once, in an order in which nothing is imported from below, and paths that exist."""
     text = (ROOT / "AGENTS.md").read_text()

@@ -5,6 +5,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 from tests.house.test_house import SOURCE, parsed
 
 METHODS = {
@@ -113,6 +115,7 @@ def _opens(call: ast.Call) -> bool:
     return False
 
 
+@pytest.mark.slow("reads the whole package")
 def test_files_of_run_folders_are_opened_in_one_way():
     wrong = []
     for path in sorted(SOURCE.rglob("*.py")):

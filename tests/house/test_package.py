@@ -49,6 +49,7 @@ def test_the_wheel_is_the_package_and_nothing_else(wheel):
     assert {Path(name).suffix for name in held if "/static/" in name} >= {".html", ".js", ".css"}
 
 
+@pytest.mark.slow("builds the metadata")
 def test_the_metadata_is_that_of_the_project(wheel, metadata):
     assert metadata["Requires-Python"] == PROJECT["requires-python"]
     assert metadata["License-Expression"] == "Apache-2.0"

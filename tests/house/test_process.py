@@ -14,6 +14,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import pytest
+
 from tests.house.test_house import FILES, SOURCE, parsed
 
 FIXED = {"None", "bool", "bytes", "float", "frozenset", "int", "object", "str", "tuple", "type", "Path", "Stamp"}
@@ -148,6 +150,7 @@ def faults(text: str, tree: ast.Module, frozen: set[str]) -> set[str]:
     return objects | everywhere | (names.keys() & set(changed(tree)))
 
 
+@pytest.mark.slow("reads the whole package")
 def test_no_module_holds_state():
     frozen = frozen_classes()
     found = {f"{name_of(path)}:{name}" for path in FILES for name in faults(path.read_text(), parsed(path), frozen)}

@@ -78,6 +78,7 @@ def rooms() -> dict[str, list[Path]]:
     return homes
 
 
+@pytest.mark.slow("reads the whole package")
 @pytest.mark.parametrize("files", rooms().values(), ids=rooms())
 def test_a_docstring_opens_with_a_verb_or_a_noun(files: list[Path]):
     assert [
@@ -88,6 +89,7 @@ def test_a_docstring_opens_with_a_verb_or_a_noun(files: list[Path]):
     ] == []
 
 
+@pytest.mark.slow("reads the whole package")
 @pytest.mark.parametrize("files", rooms().values(), ids=rooms())
 def test_no_name_could_be_anything_s(files: list[Path]):
     assert [

@@ -251,6 +251,7 @@ anything = st.floats(allow_nan=True, allow_infinity=True)
 lines = st.lists(st.lists(st.tuples(anything, anything), max_size=6), max_size=4)
 
 
+@pytest.mark.slow("draws many pictures")
 @given(lines)
 def test_whatever_the_values_the_drawing_holds_them(given_lines):
     svg = line_chart("x", [Series(f"line {index}", each) for index, each in enumerate(given_lines)])

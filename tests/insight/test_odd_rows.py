@@ -127,6 +127,7 @@ def odd(**changes: Any) -> dict[str, Any]:
     return {name: changes.get(name.partition(".")[0], value) for name, value in whole.items()}
 
 
+@pytest.mark.slow("reads many odd rows")
 @pytest.mark.parametrize("reader", READERS)
 @given(content=FOLDERS)
 @settings(max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)

@@ -52,6 +52,7 @@ def counts(family: dict) -> dict[str, int]:
     return {ending: sum(kind[ending] for kind in family["kinds"].values()) for ending in ENDINGS}
 
 
+@pytest.mark.slow("kills runs")
 def test_two_chained_kills_are_bit_equal(small):
     assert counts(small["resume"]) == {"R": 2, "C": 0, "S": 0, "failed": 0, "not run": 0}
     figures = small["resume"]["figures"]
@@ -60,6 +61,7 @@ def test_two_chained_kills_are_bit_equal(small):
     assert figures["skipped_or_repeated"] == figures["rows_lost"] == 0
 
 
+@pytest.mark.slow("kills runs")
 def test_a_signal_and_a_reward_that_exits(small):
     assert counts(small["signals"])["R"] == 1
     assert counts(small["rewards"])["C"] == 1

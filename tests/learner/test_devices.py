@@ -143,6 +143,7 @@ CASES = {
 }
 
 
+@pytest.mark.slow("compares devices")
 @pytest.mark.parametrize(("algorithm", "form"), CASES.values(), ids=CASES)
 def test_an_update_on_another_device_is_the_same(algorithm, form):
     here, there = update(algorithm, form, there=False), update(algorithm, form, there=True)
@@ -150,6 +151,7 @@ def test_an_update_on_another_device_is_the_same(algorithm, form):
     assert_close(here[1], there[1], equal_nan=True)
 
 
+@pytest.mark.slow("compares devices")
 @pytest.mark.parametrize(("algorithm", "form"), CASES.values(), ids=CASES)
 def test_more_micro_batches_make_the_host_wait_for_results_alone(algorithm, form):
     one = update(algorithm, form, there=True)[2]
@@ -174,6 +176,7 @@ def test_experts_on_another_device(replay):
 ITEMS = [Encoded(str(number), (5, 6 + number), ((7, 8, 9), (10, 11))) for number in range(3)]
 
 
+@pytest.mark.slow("compares devices")
 def test_fine_tuning_preferences_and_scores_on_another_device():
     model = tiny_model(hidden=32, layers=2, heads=2, kv_heads=1, intermediate=64)
     with TwoDevices() as devices:

@@ -128,6 +128,7 @@ def after_one_update(algorithm: Algorithm) -> tuple[Learner, Batch]:
     return trainer, batch
 
 
+@pytest.mark.slow("trains where memory ends")
 @five
 @pytest.mark.parametrize("value", BAD.values(), ids=BAD.keys())
 @pytest.mark.parametrize("place", PLACES, ids=lambda place: place.__name__)
@@ -170,6 +171,7 @@ def test_without_a_fault_the_same_update_is_applied(algorithm: Algorithm):
     assert trainer.guard.in_a_row == 0
 
 
+@pytest.mark.slow("trains where memory ends")
 @five
 @pytest.mark.parametrize("value", BAD.values(), ids=BAD.keys())
 def test_a_reward_that_is_not_finite_leaves_its_completion_out_and_nobody_else(algorithm: Algorithm, value: float):
@@ -199,6 +201,7 @@ def test_a_finite_reward_whose_square_is_not_is_no_silent_success(algorithm: Alg
         assert same(before, state_of(trainer))
 
 
+@pytest.mark.slow("trains where memory ends")
 @five
 @pytest.mark.parametrize("value", BAD.values(), ids=BAD.keys())
 def test_what_is_masked_may_hold_anything(algorithm: Algorithm, value: float):
@@ -393,6 +396,7 @@ OUT = {
 }
 
 
+@pytest.mark.slow("trains where memory ends")
 @five
 @pytest.mark.parametrize("error", OUT.values(), ids=OUT.keys())
 def test_out_of_memory_in_an_update_halves_the_passes_and_changes_nothing_else(algorithm: Algorithm, error: Exception):
@@ -413,6 +417,7 @@ def test_out_of_memory_in_an_update_halves_the_passes_and_changes_nothing_else(a
     assert plain.guard.take_notices() == []
 
 
+@pytest.mark.slow("trains where memory ends")
 @five
 def test_out_of_memory_before_the_updates(algorithm: Algorithm):
     plain, short = learner(algorithm), learner(algorithm)
@@ -459,6 +464,7 @@ def gradients_of(trainer: Learner) -> list[Tensor]:
     return [each.grad for each in trainer.model.parameters() if each.grad is not None]
 
 
+@pytest.mark.slow("trains where memory ends")
 def test_a_group_that_does_not_fit_is_split():
     plain, short = learner(GRPO, minibatches=1), learner(GRPO, minibatches=1)
     batches = [assemble(groups(), [], each, 8).batch for each in (plain, short)]
@@ -472,6 +478,7 @@ def test_a_group_that_does_not_fit_is_split():
     assert "larger groups are split" in short.guard.take_notices()[-1].message
 
 
+@pytest.mark.slow("trains where memory ends")
 def test_a_completion_that_does_not_fit_is_checkpointed_and_offloaded():
     """Five layers, so two more each time."""
     plain, short = (learner(GRPO, layers=5, minibatches=1) for _ in range(2))
@@ -504,6 +511,7 @@ def test_a_completion_that_does_not_fit_is_checkpointed_and_offloaded():
     ]
 
 
+@pytest.mark.slow("trains where memory ends")
 def test_a_single_completion_that_does_not_fit_ends_in_a_hint():
     trainer = learner(GRPO)
     batch = assemble(groups(), [], trainer, 8).batch
@@ -517,6 +525,7 @@ def test_a_single_completion_that_does_not_fit_ends_in_a_hint():
     assert same(before, state_of(trainer))
 
 
+@pytest.mark.slow("trains where memory ends")
 def test_without_a_gradient_nothing_is_checkpointed():
     """Nothing is kept there anyway."""
     trainer = learner(GRPO)
@@ -693,6 +702,7 @@ def test_a_run_whose_gradients_break_skips_counts_keeps_evidence_and_ends(tmp_pa
     assert "evidence/step-000001-update-0.json" in capsys.readouterr().err
 
 
+@pytest.mark.slow("trains where memory ends")
 @pytest.mark.usefixtures("ordinary_precision")
 def test_a_run_that_runs_out_of_memory_goes_on_in_smaller_passes(tmp_path: Path):
     plain = run_of(tmp_path / "plain")

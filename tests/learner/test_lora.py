@@ -137,6 +137,7 @@ def expected_gradients(plain, rows, known: dict[str, Tensor]) -> dict[str, Tenso
     return found
 
 
+@pytest.mark.slow("trains with adapters")
 @pytest.mark.parametrize("family", [*FAMILIES, "moe"])
 @pytest.mark.parametrize("layout", ["packed", "padded", "checkpointed", "offloaded"])
 def test_gradients_are_those_of_the_merged_weights(family, layout):
@@ -192,6 +193,7 @@ class Causal:
         )
 
 
+@pytest.mark.slow("trains with adapters")
 def test_all_layers_with_an_adapter_compile_as_one_graph():
     """As on a GPU, with nothing left to Python: one graph with the adapter and one without it, however often."""
     model, _ = adapted(small())
@@ -336,6 +338,7 @@ def test_nonsense_is_refused():
         Lora(alpha=-1)
 
 
+@pytest.mark.slow("trains with adapters")
 def test_the_demo_learns_with_an_adapter(tmp_path):
     """From 24 % to 82 % in four steps, where this was written."""
     demo = presets.ARITHMETIC

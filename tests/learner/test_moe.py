@@ -247,6 +247,7 @@ def test_balance_is_transformers_own_at_the_positions_that_predict():
     assert_close(padded, logits, rtol=0, atol=1e-9)
 
 
+@pytest.mark.slow("computes many updates")
 @pytest.mark.parametrize("replay", [None, "old_policy"])
 def test_balance_adds_up_over_micro_batches(replay):
     balanced = replace(GRPO, kl=None, extra=RouterBalance(0.5))

@@ -79,6 +79,7 @@ def test_micro_batches_are_summed_in_float32():
     assert float(master.grad) == sum(parts)
 
 
+@pytest.mark.slow("computes many updates")
 def test_micro_batches_of_a_model_add_up_better_than_in_bfloat16():
     model = with_precision(tiny_model(hidden=64, layers=2, intermediate=96), torch.bfloat16)
     parameters, tokens = list(model.parameters()), torch.randint(3, 90, (16, 1, 8), generator=torch.Generator())

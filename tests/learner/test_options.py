@@ -21,6 +21,7 @@ print(*sorted({name.split(".")[1] for name in sys.modules if name.startswith("pr
 """
 
 
+@pytest.mark.slow("starts Python anew")
 def test_the_learner_loads_no_task_reward_environment_or_sampler():
     """A fresh process imports every module of the learner, and nothing comes along but tensors, models and files."""
     done = subprocess.run([sys.executable, "-c", IMPORT], capture_output=True, text=True, check=False)

@@ -106,12 +106,14 @@ def test_every_group_of_these_tests_is_split():
     assert len(list(Passes(1.0, WHOLE).parts(batch))) == 1
 
 
+@pytest.mark.slow("computes many updates")
 @precisions
 def test_a_dense_policy(dtype):
     algorithm = replace(GRPO, extra=EntropyBonus(0.1))
     check_all_ways(lambda: learner(dense(dtype), algorithm), TOLERANCE[dtype])
 
 
+@pytest.mark.slow("computes many updates")
 @precisions
 @pytest.mark.parametrize("replay", [None, "old_policy"])
 def test_a_mixture_of_experts(dtype, replay, monkeypatch):
@@ -121,12 +123,14 @@ def test_a_mixture_of_experts(dtype, replay, monkeypatch):
     check_all_ways(lambda: learner(mixture(dtype), algorithm, replay=replay), TOLERANCE[dtype])
 
 
+@pytest.mark.slow("computes many updates")
 @precisions
 @pytest.mark.parametrize("form", [TrunkHead(), OwnLayers(2), OwnModel()], ids=["head", "layers", "model"])
 def test_ppo_with_values(dtype, form):
     check_all_ways(lambda: learner(dense(dtype), PPO, form), TOLERANCE[dtype])
 
 
+@pytest.mark.slow("computes many updates")
 @precisions
 def test_layers_of_a_value_model_of_its_own_are_checkpointed_after_the_policys(dtype):
     whole, trainer = gradient(learner(dense(dtype), PPO, OwnModel())), learner(dense(dtype), PPO, OwnModel())

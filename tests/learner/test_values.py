@@ -155,6 +155,7 @@ def trainer(form, model=None, algorithm=PPO, **changes) -> Learner:
     return Learner(PlainPolicy(model), algorithm, options, temperature=1.0, seed=0, value=value_model(form, model))
 
 
+@pytest.mark.slow("computes many updates")
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 @pytest.mark.parametrize("algorithm", [PPO, VAPO], ids=["ppo", "vapo"])
 def test_an_update_does_not_depend_on_its_micro_batches(form, algorithm):
@@ -205,6 +206,7 @@ def test_own_layers_are_copies_and_too_many_are_refused():
         OwnLayers(0)
 
 
+@pytest.mark.slow("computes many updates")
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 def test_pretraining_moves_the_values_and_nothing_of_the_policy(form):
     learner = trainer(form, learning_rate=4e-3)
@@ -321,6 +323,7 @@ def test_the_coefficient_follows_the_controller():
     assert_close(truth[:, 0], first, rtol=0, atol=1e-6)
 
 
+@pytest.mark.slow("computes many updates")
 def test_every_form_learns_what_a_prompt_is_worth():
     """Prompt a always earns 1, prompt b 0: after some updates the values say so."""
     for form in FORMS.values():

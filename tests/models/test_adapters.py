@@ -142,6 +142,7 @@ REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
 }
 
 
+@pytest.mark.slow("trains and reads adapters")
 @pytest.mark.parametrize(("damage", "message"), REFUSED.values(), ids=REFUSED)
 def test_what_cannot_be_read_is_refused_in_one_line(damage, message, adapter: Path):
     damage(adapter)

@@ -355,6 +355,7 @@ def test_the_worst_are_refused_when_the_tokenizer_loads(template, folder):
         load_tokenizer(str(folder))
 
 
+@pytest.mark.slow("waits for templates that never end")
 def test_an_endless_template_is_stopped(monkeypatch):
     monkeypatch.setattr(templates, "SECONDS", 0.5)
     tokenizer = tiny_tokenizer()

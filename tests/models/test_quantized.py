@@ -183,6 +183,7 @@ def test_a_value_model_is_dense(form):
 # Runs and files
 
 
+@pytest.mark.slow("trains and reads adapters")
 def test_the_checkpoint_of_a_run_is_the_same_policy(ordinary_precision, tmp_path: Path, capsys):
     demo = presets.ARITHMETIC
     config = replace(

@@ -177,6 +177,7 @@ def test_routes_of_another_shape_are_refused(toy):
         pass
 
 
+@pytest.mark.slow("replays many updates")
 @pytest.mark.parametrize("replays", [False, True])
 def test_checkpointed_layers_run_again_on_the_same_routes(toy, replays):
     model, _, rows, before = toy
@@ -239,6 +240,7 @@ def off_policy(model, replay, **changes) -> Learner:
     return learner(model, replace(SAPO, kl=KlLoss(0.1)), minibatches=3, epochs=2, replay=replay, **changes)
 
 
+@pytest.mark.slow("replays many updates")
 def test_with_an_exact_sampler_both_replays_are_one():
     """R2 and R3, off-policy over six updates in micro-batches; and both differ from none."""
     weights = {}
@@ -298,6 +300,7 @@ def test_routes_are_the_old_passes_in_any_micro_batches():
     assert torch.equal((some(batches[0].routes) >= 0).flatten(2).all(-1), consumed)
 
 
+@pytest.mark.slow("replays many updates")
 def test_a_learner_replays_through_checkpointed_layers():
     norms = []
     for checkpointed in (False, True):
@@ -311,6 +314,7 @@ def test_a_learner_replays_through_checkpointed_layers():
     assert norms[1] == pytest.approx(norms[0], rel=1e-5)
 
 
+@pytest.mark.slow("replays many updates")
 @pytest.mark.parametrize(
     ("where", "tokens", "layers"),
     [("completions", 1, 0), ("completions", 0, 1), ("prompts", 1, 0), ("prompts", 0, 1)],

@@ -110,6 +110,7 @@ def furthest(found: list[torch.Tensor], expected: list[torch.Tensor]) -> float:
     return max(float((a - b).norm() / b.norm()) for a, b in zip(found, expected, strict=True) if b.norm() > 1e-9)
 
 
+@pytest.mark.slow("compares many rows")
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-9)])
 def test_packed_is_padded(family, dtype, tolerance):

@@ -96,6 +96,7 @@ def test_tiles_in_parts_are_all_pairs(rows, monkeypatch):
     check(rows)
 
 
+@pytest.mark.slow("compares many layouts")
 @settings(max_examples=25)
 @given(
     st.lists(st.integers(1, 300), min_size=1, max_size=4),
@@ -143,6 +144,7 @@ def test_packed_in_blocks_is_packed_and_padding():
     assert int(blocks.predictors.max()) < size
 
 
+@pytest.mark.slow("compares many layouts")
 @pytest.mark.parametrize("heads", [2, 4])
 @pytest.mark.parametrize("rows", CASES.values(), ids=CASES.keys())
 def test_attention_is_that_of_the_packed_reader(rows, heads, monkeypatch):

@@ -196,6 +196,7 @@ REPLIES = " Paris", "bar", "42", " 42", "\n\nParis", "foobar foo", "19", "no."
 pieces = st.text(st.sampled_from("foobar ansWPi42.?:+=Tt"), min_size=1, max_size=10).filter(lambda text: text.strip())
 
 
+@pytest.mark.slow("tries many texts")
 @each
 @given(asked=st.sampled_from(ASKED) | pieces, reply=st.sampled_from(REPLIES) | pieces)
 @example(asked="foo", reply="bar")

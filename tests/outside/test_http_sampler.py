@@ -121,6 +121,7 @@ def test_three_steps_are_those_of_the_embedded_sampler(engine: Engine, tmp_path:
     assert not [row for row in _events(tmp_path / "http") if row["kind"] == "not_repeatable"]
 
 
+@pytest.mark.slow("trains a run")
 def test_an_adapter_reaches_the_engine_as_whole_weights(engine: Engine, tmp_path: Path):
     config = replace(CONFIG, adapter=Lora(rank=4), sampler=HttpSampler(engine.url), steps=2)
     found = trained(replace(config, evaluation=EvaluationOptions(problems=1)), tmp_path)

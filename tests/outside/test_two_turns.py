@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pyarrow.parquet as pq
+import pytest
 import torch
 
 from proximo.config import toml
@@ -63,6 +64,7 @@ def test_the_second_turn_reads_the_first_and_the_tools_answer():
     assert len({each.tokens for each in found[0]}) > 1
 
 
+@pytest.mark.slow("trains a run")
 def test_a_run_trains_on_what_was_sampled_in_both_turns(tmp_path: Path):
     config = RunConfig(
         sampling=SamplingOptions(max_tokens=9),

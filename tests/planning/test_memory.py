@@ -69,6 +69,7 @@ def test_eight_billion_with_ppo_and_a_reward_model():
     assert full.cost == one + one  # policy and value model in one pass
 
 
+@pytest.mark.slow("plans many models")
 @pytest.mark.parametrize(
     ("algorithm", "roles"),
     [
@@ -170,6 +171,7 @@ def test_a_cpu_keeps_prompts_in_every_slot_and_takes_its_own_budget():
 # What was measured on one H200 with random weights, in GiB: tests/gpu/test_plan.py, which prints it.
 
 
+@pytest.mark.slow("plans many models")
 @pytest.mark.parametrize(
     ("model", "size", "rollout", "update"),
     [
@@ -283,6 +285,7 @@ def test_what_is_predicted_is_never_less_than_what_is_needed(size, chosen):
         assert use.pass_tokens >= size.prompt_tokens + size.max_tokens
 
 
+@pytest.mark.slow("plans many models")
 @given(size=sizes)
 @settings(max_examples=30, deadline=None)
 def test_what_is_said_to_fit_fits_and_the_next_does_not(size):

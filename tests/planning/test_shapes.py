@@ -38,6 +38,7 @@ PUBLISHED = {
 """As the models' pages say, tied weights once."""
 
 
+@pytest.mark.slow("plans many models")
 @pytest.mark.parametrize("name", SHAPES)
 def test_named_shapes_have_the_published_number_of_parameters(name: str):
     assert read_shape(name).parameters == PUBLISHED[name]

@@ -137,6 +137,7 @@ def test_it_is_hidden(hidden):
     assert "there is no /proc" in hidden(f"{look}error) + psutil.Process().name()))")
 
 
+@pytest.mark.slow("waits for processes to be killed")
 def test_a_worker_that_takes_too_long_is_killed_with_all_that_it_started(hidden, tmp_path):
     first, [guilty], last = hidden(SCORES)
     assert (first, last) == ([1.0], [2.0])
@@ -146,6 +147,7 @@ def test_a_worker_that_takes_too_long_is_killed_with_all_that_it_started(hidden,
     wait_until(lambda: not any(map(is_running, pids)))
 
 
+@pytest.mark.slow("waits for processes to be killed")
 def test_episodes_are_played_and_one_that_hangs_is_ended(hidden):
     assert hidden(EPISODES) == [[{"started": True}] * 2, [{"done": True, "reward": 1.0}, "time"]]
 
@@ -160,5 +162,6 @@ def test_processes_are_forked_and_started(hidden):
     assert hidden(STARTS) == [3, 3]
 
 
+@pytest.mark.slow("waits for processes to be killed")
 def test_a_run_is_trained(hidden):
     assert hidden(RUN)

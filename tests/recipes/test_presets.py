@@ -63,6 +63,7 @@ def test_lengths_differ_and_are_known_before_the_sum():
     assert sum(str(problem.prompt) in completion.text for problem, completion in ended) > 0.8 * len(ended)
 
 
+@pytest.mark.slow("trains every algorithm")
 @pytest.mark.parametrize("flags", [["--algorithm.keep.type", "KeepAll"], ["--rewards.task", "1.0"]])
 def test_every_algorithm_runs_on_a_reward_model_and_dapo_with_what_its_refusal_names(flags, capsys):
     for algorithm in (PPO, GRPO, GSPO, SAPO):

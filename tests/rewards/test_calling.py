@@ -60,6 +60,7 @@ PROMPTS = {
 }
 
 
+@pytest.mark.slow("starts functions")
 @pytest.mark.parametrize("prompt", PROMPTS)
 def test_functions_that_take_prompt_and_answer_in_one_text_get_them(prompt: str, grading):
     truth = {"ground_truth": {"target": 2, "numbers": [1, 1]}}

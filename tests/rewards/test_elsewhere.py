@@ -130,6 +130,7 @@ def test_functions_that_compute_use_all_places(machine, grading):
     assert len(machine.pids()) == 2
 
 
+@pytest.mark.slow("waits for functions that hang")
 def test_what_it_prints_is_shown_and_how_it_ends_is_said(machine, grading):
     assert all(map(math.isnan, [*graded(machine, "loud"), *graded(machine, "leaves")]))
     loud, left = grading.failures.take()
@@ -252,6 +253,7 @@ def test_workers_end_when_the_trainer_is_killed(machine, tmp_path):
     places.close()
 
 
+@pytest.mark.slow("waits for functions that hang")
 def test_episodes_are_played_on_a_node(machine):
     """And one whose node is lost has failed, while the next one starts elsewhere."""
     places = Nodes(machine, 1)

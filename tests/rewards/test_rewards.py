@@ -118,6 +118,7 @@ def test_a_bad_pattern_fails_when_made():
         FormatReward("(")
 
 
+@pytest.mark.slow("starts math-verify")
 @pytest.mark.usefixtures("kept_grading")
 @pytest.mark.parametrize(
     ("answer", "text", "expected"),

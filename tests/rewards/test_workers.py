@@ -87,6 +87,7 @@ def test_a_worker_scores_and_stays():
 HANGS = ["sleep", "regex", "holds the lock", "ignores signals"]
 
 
+@pytest.mark.slow("waits for functions that hang")
 @pytest.mark.parametrize("what", HANGS)
 def test_what_hangs_is_killed(what: str, tmp_path: Path):
     first, guilty, last = scores(["1", what, "2"], tmp_path, seconds=0.5)
@@ -108,6 +109,7 @@ def test_a_keeper_that_is_stopped_saves_nothing(what: str, kind: str, tmp_path: 
     assert not any(map(is_running, pids))
 
 
+@pytest.mark.slow("waits for functions that hang")
 @pytest.mark.parametrize(
     ("what", "kind"),
     [
@@ -219,6 +221,7 @@ def test_groups_are_called_each_by_itself():
     assert reward([], []) == []
 
 
+@pytest.mark.slow("waits for functions that hang")
 def test_numbers_of_numpy_and_torch_are_numbers():
     assert scores(["a", "bc"], function="numpy_scores", memory_mb=4096) == [1.0, 2.0]
     first, second, third = scores(["a", "b", "c"], function="torch_scores", seconds=60.0, memory_mb=8192)
@@ -438,6 +441,7 @@ def test_no_process_outlives_the_trainer(what: str, end: str, tmp_path: Path):
 # Our own graders
 
 
+@pytest.mark.slow("waits for functions that hang")
 def test_a_pattern_that_never_ends_costs_its_own_completion():
     problem = Problem("p", "?", None)
     first, guilty, last = FormatReward("(a+)+b", seconds=0.5)([problem] * 3, said(["aab", "a" * 60, "x"]))
@@ -455,6 +459,7 @@ def test_mathematics_that_never_ends_costs_its_own_completion():
     assert kinds() == {"time": 1}
 
 
+@pytest.mark.slow("waits for functions that hang")
 def test_an_answer_that_is_a_program_does_not_run(tmp_path: Path):
     canary = tmp_path / "canary"
     call = f"__import__('os').system('touch {canary}')"
@@ -469,6 +474,7 @@ def test_an_answer_that_is_a_program_does_not_run(tmp_path: Path):
     assert canary.exists()
 
 
+@pytest.mark.slow("waits for functions that hang")
 @pytest.mark.parametrize(
     "text",
     ["9" * 10**6, "1," * 500_000, "1,111" * 200_000, ",111" * 250_000, "-" * 10**6, "1." * 500_000, "-1" * 500_000],

@@ -93,6 +93,7 @@ def test_a_run_that_collapses_ends_with_its_best_checkpoint(collapsed):
     assert [row["step"] for row in rows(folder) if "held_out/outcome" in row] == [0, 1, 2, 3, 4, 5]
 
 
+@pytest.mark.slow("trains runs that collapse")
 def test_a_collapsed_run_that_is_called_again_says_why_it_ended(collapsed, capsys):
     folder, result = collapsed
     again = folder.parent / "run.toml"
@@ -109,6 +110,7 @@ def test_a_collapsed_run_that_is_called_again_says_why_it_ended(collapsed, capsy
     assert "its result is the best checkpoint, step-000002" in capsys.readouterr().out
 
 
+@pytest.mark.slow("trains runs that collapse")
 def test_what_is_left_of_a_collapsed_run_resumes_to_the_same_end(collapsed, tmp_path: Path):
     folder, result = collapsed
     shutil.copytree(folder, tmp_path / "run", ignore=shutil.ignore_patterns("step-000005", "result.json"))
@@ -117,6 +119,7 @@ def test_what_is_left_of_a_collapsed_run_resumes_to_the_same_end(collapsed, tmp_
     assert (again.ended, again.checkpoint.name, again.after) == (result.ended, "step-000002", result.after)
 
 
+@pytest.mark.slow("trains runs that collapse")
 @pytest.mark.parametrize(
     "text",
     ['{"checkpoint": "../../x", "last": "step-000005"}', '{"checkpoint": "step-000009", "last": 1}', "[" * 99, "7"],
@@ -127,6 +130,7 @@ def test_a_result_that_names_no_checkpoint_of_the_run_is_passed_over(text: str, 
     assert resolve(str(tmp_path / "run")).endswith("checkpoints/step-000005")
 
 
+@pytest.mark.slow("trains runs that collapse")
 def test_a_best_checkpoint_that_is_damaged_is_not_used(collapsed, tmp_path: Path):
     shutil.copytree(collapsed[0], tmp_path / "run")
     weights = tmp_path / "run" / CHECKPOINTS / "step-000002" / "model.safetensors"
@@ -218,6 +222,7 @@ def test_a_learning_rate_that_is_much_too_high_is_stopped_at_the_best_checkpoint
     assert result.after.outcome == max(held.values())
 
 
+@pytest.mark.slow("trains runs that collapse")
 def test_the_change_since_the_best_is_of_the_same_problems(collapsed):
     _, result = collapsed
     before, after = ([pair[side] for pair in result.examples] for side in (0, 1))

@@ -117,6 +117,7 @@ def padded_values(model, head: torch.nn.Linear, rows: list[dict]) -> list[torch.
     return found
 
 
+@pytest.mark.slow("compares with a padded model")
 @pytest.mark.parametrize("name", REFERENCES)
 def test_loss_and_gradient_are_those_of_a_plain_padded_model(name, runs):
     rows = [
@@ -161,6 +162,7 @@ def plain_gae(rewards: list[float], values: list[float], decay: float) -> list[f
     return found[::-1]
 
 
+@pytest.mark.slow("compares with a padded model")
 def test_ppo_is_that_of_a_plain_padded_model(runs):
     """The second step, whose value head is not 0 any more: values, advantages, targets, loss and gradient of sampled
     tokens alone, in episodes in which an environment's tokens lie between them."""

@@ -490,6 +490,7 @@ def test_a_conversation_of_several_turns_is_what_the_reward_models_template_make
         assert len(rest) > 40
 
 
+@pytest.mark.slow("trains a run")
 @pytest.mark.parametrize("last", ["", " ", "e", "assistant"])
 @pytest.mark.parametrize("template", [TALK, TALK.replace(" + '<eos>'", "")])
 def test_an_episode_whose_last_reply_is_empty_or_spells_a_mark_is_read_whole(stranger, template, last):

@@ -82,6 +82,7 @@ def test_everything_that_a_run_stores_counts_steps_from_1(trained):
     assert [path.name for path in saved(folder / CHECKPOINTS)] == [f"step-{step:06d}" for step in (6, 5, 4, 3, 2, 1)]
 
 
+@pytest.mark.slow("trains a run")
 def test_a_person_is_told_the_same_numbers(trained):
     said = trained[1]
     assert re.findall(r"(?m)^step (\d+)/6 ", said) == ["1", "2", "3", "4", "5", "6"]
@@ -92,6 +93,7 @@ def test_a_person_is_told_the_same_numbers(trained):
     ]
 
 
+@pytest.mark.slow("trains a run")
 def test_random_numbers_and_learning_rates_are_by_an_index_from_0(trained):
     """The labels are others, the values are not: −1 is the stream of evaluations, 0 that of the first step."""
     folder, _, drawn = trained
@@ -100,6 +102,7 @@ def test_random_numbers_and_learning_rates_are_by_an_index_from_0(trained):
     assert rates[:4] == pytest.approx([1e-3 / 3, 2e-3 / 3, 1e-3, 1e-3])
 
 
+@pytest.mark.slow("trains a run")
 def test_everything_that_reads_a_run_has_the_same_numbers(trained, capsys):
     folder = trained[0]
     run, facts = RunFolder(folder), gather(RunFolder(folder))
@@ -138,6 +141,7 @@ def test_a_stored_step_is_the_one_that_its_number_says(trained, capsys):
     assert json.loads(capsys.readouterr().out)["model"]["is_policy"] is False
 
 
+@pytest.mark.slow("trains a run")
 def test_a_run_with_the_old_numbers_is_refused(trained, tmp_path, capsys):
     folder = trained[0]
     record = json.loads((folder / "run.json").read_text())

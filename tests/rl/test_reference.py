@@ -145,6 +145,7 @@ def padded(rows: list[Row], name: str, width: int) -> torch.Tensor:
     return torch.tensor([row[name] + [123.0] * (width - len(row[name])) for row in rows])
 
 
+@pytest.mark.slow("compares with a padded model")
 @pytest.mark.parametrize("seed", range(40))
 @pytest.mark.parametrize(
     ("algorithm", "reference"),

@@ -113,6 +113,7 @@ def trained(settings: RunConfig, folder: Path, kind: type[OneByOne]) -> tuple[Ru
     return run, rollouts
 
 
+@pytest.mark.slow("trains a run")
 def test_a_run_takes_groups_one_by_one_and_asks_for_others_while_they_come(tmp_path: Path):
     settings = config(DAPO)
     _, rollouts = trained(settings, tmp_path / "whole", OneByOne)

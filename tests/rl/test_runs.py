@@ -293,6 +293,7 @@ def dry_run(capsys, *flags: str) -> RunConfig:
     return toml.loads(capsys.readouterr().out, RunConfig)
 
 
+@pytest.mark.slow("trains a run")
 def test_a_flag_puts_another_piece_in_a_field(capsys, tmp_path):
     flags = ["--algorithm", "ppo", "--value.form.type", "OwnLayers", "--value.form.layers", "2"]
     assert dry_run(capsys, *flags).value == ValueOptions(OwnLayers(2))
@@ -395,6 +396,7 @@ def test_the_controller_waits_for_the_policy_and_is_bounded(policy, judge, tmp_p
     assert found == pytest.approx([0.1, 0.1, 0.1, 0.08])
 
 
+@pytest.mark.slow("trains a run")
 def test_values_are_pretrained_on_what_was_earned_and_a_weak_one_is_reported(policy, judge, tmp_path):
     mix = RewardMix(task=0.0, models=(RewardModel(judge, device="cpu"),))
     settings = config(policy, value=ValueOptions(TrunkHead(), pretrain_steps=1), rewards=mix, steps=3)
@@ -431,6 +433,7 @@ def test_a_device_that_is_not_there(name):
         pick_device(name)
 
 
+@pytest.mark.slow("trains a run")
 def test_prompts_that_do_not_fit_are_named_before_a_model_loads_or_left_out(policy, tmp_path, capsys):
     file = tmp_path / "problems.jsonl"
     lines = [{"prompt": f"{number}+1=", "answer": str(number + 1)} for number in range(12)]

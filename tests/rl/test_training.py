@@ -315,6 +315,7 @@ def test_dead_groups_are_skipped_without_changing_the_update():
     assert len(learner(GRPO).gradients.rows_with_gradient(batch)) == 12  # a KL term still teaches dead rows
 
 
+@pytest.mark.slow("compares with a padded model")
 @pytest.mark.parametrize("name", NAMED)
 def test_the_learners_gradient_is_policy_losss_with_rows_of_advantage_0(name: str):
     """Rows that the learner leaves out are rows that the algorithm's own loss does not move."""

@@ -313,6 +313,7 @@ def test_a_checkpoint_that_numbered_its_tensors_is_resumed(name, golden, tmp_pat
     assert_same(numbers(folder), numbers(whole))
 
 
+@pytest.mark.slow("trains and resumes a run")
 def test_the_runs_reach_what_they_are_to_test(golden):
     """Carried groups, filtered ones, a moved coefficient, older weights: there is something to get wrong."""
     assert any(row.get("carried_groups") for row in JsonLines(golden("dapo") / "metrics.jsonl"))
@@ -389,6 +390,7 @@ def test_kills_at_random_moments_change_nothing(tmp_path):
 # What is in the way
 
 
+@pytest.mark.slow("trains and resumes a run")
 def test_damaged_checkpoints_are_named_and_passed_over(golden, tmp_path):
     whole = golden("grpo")
     folder = tmp_path / "damaged"

@@ -122,6 +122,7 @@ def test_long_targets_are_cut_and_others_are_spelled():
     assert len(answer("x" * 10_000) or "") == MAX_ANSWER
 
 
+@pytest.mark.slow("writes many rollouts")
 @given(
     lengths=st.lists(st.integers(0, 7), min_size=1, max_size=9),
     passes=st.integers(0, 3),

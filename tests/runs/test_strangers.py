@@ -209,6 +209,7 @@ def bits_of(data: bytes) -> list[int]:
     return [8 * place + (0, 2, 5)[place % 3] for place in range(len(data))]
 
 
+@pytest.mark.slow("trains and resumes a run")
 def test_a_flipped_bit_in_the_record_is_told(run, capsys):
     """One in its identity made all checkpoints another run's, so that a resume began anew; others changed what reports
     say. Any bit counts, those of the hash and of its name, too."""

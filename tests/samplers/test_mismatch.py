@@ -302,6 +302,7 @@ def distance(weights: Tensor, others: Tensor) -> float:
     return float((weights - others).norm() / (others - start).norm())
 
 
+@pytest.mark.slow("trains with every correction")
 @pytest.mark.parametrize("name", REPAIRS)
 def test_every_correction_trains_and_says_what_it_did(name: str):
     weights, rows = trained(name, INJECTED)
@@ -330,6 +331,7 @@ def test_every_correction_trains_and_says_what_it_did(name: str):
     assert "correction" not in plain_rows[0]
 
 
+@pytest.mark.slow("trains with every correction")
 @pytest.mark.parametrize("name", REPAIRS)
 def test_with_an_exact_sampler_a_correction_changes_nothing(name: str):
     weights, rows = trained(name, Embedded())
@@ -350,6 +352,7 @@ def test_a_mismatch_of_nothing_is_the_exact_run():
     assert rows == exact_rows
 
 
+@pytest.mark.slow("trains with every correction")
 def test_replaying_the_samplers_routes_takes_most_of_the_routers_noise_away(tmp_path):
     """The numbers of claim 10, of mixtures that were drawn with 4 seeds."""
     noisy = replace(CONFIG, algorithm=ALGORITHM, model=str(tmp_path), sampler=Mismatched(router_noise=0.01), steps=1)

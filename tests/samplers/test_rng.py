@@ -105,6 +105,7 @@ def test_nothing_in_a_draw_depends_on_values():
         assert tokens.shape == logprobs.shape == (4,)
 
 
+@pytest.mark.slow("draws many completions")
 @pytest.mark.parametrize("vocabulary", [1, 2, 127, 128, 129, 256, 300, 1000, 5000])
 @pytest.mark.parametrize(("scale", "temperature"), [(0.0, 1.0), (1.0, 1.0), (4.0, 0.7), (1e4, 1.0)])
 def test_blocks_draw_what_the_whole_cumulative_distribution_does(vocabulary, scale, temperature):

@@ -136,6 +136,7 @@ def test_a_request_alone_draws_what_it_draws_among_others():
     assert_scored_alike(plain_model(), REQUESTS, alone)
 
 
+@pytest.mark.slow("draws many completions")
 @pytest.mark.parametrize("shared_prefix", [None, True])
 @pytest.mark.parametrize("slots", [1, 3, 8])
 def test_waiting_rows_take_the_slots_of_finished_ones(slots, shared_prefix):

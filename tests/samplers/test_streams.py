@@ -43,6 +43,7 @@ def test_gathered_is_in_the_order_of_the_requests():
         gathered(iter([(1, second)]), 2)
 
 
+@pytest.mark.slow("draws many completions")
 @pytest.mark.parametrize("slots", [3, 7, 64])
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_stream_is_the_list_and_repeats_in_its_order(engine, slots):

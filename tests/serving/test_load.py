@@ -63,6 +63,7 @@ def asked_together(port: int, number: int, path: str = "/v1/completions") -> Cou
     return asyncio.run(asyncio.wait_for(run(), 120))
 
 
+@pytest.mark.slow("waits for many clients")
 def test_two_hundred_clients_at_once_are_answered(engine, reader, monkeypatch):
     monkeypatch.setattr(server, "MAX_WAITING", 40)
     with running(engine, reader) as port:
@@ -129,6 +130,7 @@ def exchanged(port: int, data: bytes) -> bytes:
         return read_whole(line)
 
 
+@pytest.mark.slow("waits for many clients")
 @pytest.mark.parametrize("length", ["Content-Length: 33554432", "Transfer-Encoding: chunked"])
 @pytest.mark.parametrize(("path", "status"), [("/v1/completions", 413), ("/v1/none", 404), ("/v1/models", 405)])
 def test_who_is_refused_while_still_sending_reads_why(engine, reader, path, status, length):
@@ -148,6 +150,7 @@ def test_what_is_no_request_is_answered_before_the_connection_ends(engine, reade
             assert exchanged(port, data).startswith(b"HTTP/1.1 400 ")
 
 
+@pytest.mark.slow("waits for many clients")
 def test_a_body_in_chunks_of_a_byte_keeps_nobody_waiting(engine, reader):
     """Each chunk takes as long to parse as a request does."""
     head = "POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1:%d\r\nContent-Type: application/json\r\n"
@@ -163,6 +166,7 @@ def test_a_body_in_chunks_of_a_byte_keeps_nobody_waiting(engine, reader):
     assert worst < 1  # 200,000 chunks take seconds
 
 
+@pytest.mark.slow("waits for many clients")
 @pytest.mark.parametrize("seconds", [60.0, 0.0])
 def test_a_client_that_has_said_all_reads_its_answer(engine, reader, monkeypatch, seconds):
     """It had none: the end of what it sends was taken for its own end. `seconds`: until it is asked whether it is

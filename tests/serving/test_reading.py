@@ -28,6 +28,7 @@ def test_a_question_read_elsewhere_is_the_same(reader):
         assert there.is_chat == here.is_chat
 
 
+@pytest.mark.slow("waits for processes")
 def test_a_template_that_never_ends_ends_its_request_and_blocks_no_other(reader):
     with ThreadPoolExecutor(3) as threads:
         endless = [threads.submit(reader.read, "chat", conversation("LOOP")) for _ in range(3)]
@@ -40,6 +41,7 @@ def test_a_template_that_never_ends_ends_its_request_and_blocks_no_other(reader)
     assert reader.read("chat", conversation("1+2=")).requests
 
 
+@pytest.mark.slow("waits for processes")
 def test_readers_start_again_after_their_first_process_has_died(reader):
     reader._first.kill()
     reader._first.wait()

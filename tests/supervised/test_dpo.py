@@ -239,6 +239,7 @@ def single_precision():
     torch.set_default_dtype(torch.float64)
 
 
+@pytest.mark.slow("trains a model")
 @pytest.mark.usefixtures("single_precision")
 def test_a_planted_preference_is_learned(tmp_path):
     config = config_of(tmp_path)
@@ -305,6 +306,7 @@ def test_only_one_model_is_ever_in_memory(tmp_path, monkeypatch):
     assert before["margin"] != 0
 
 
+@pytest.mark.slow("trains a model")
 @pytest.mark.usefixtures("single_precision")
 def test_reference_logprobs_are_reused_and_refused_where_they_do_not_fit(tmp_path, monkeypatch):
     config = config_of(tmp_path)

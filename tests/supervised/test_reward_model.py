@@ -100,6 +100,7 @@ def planted(path: Path, count: int = 700) -> Path:
     return path
 
 
+@pytest.mark.slow("trains a model")
 def test_a_planted_preference_is_learned_and_kept(folder, tmp_path):
     fit = FitOptions(epochs=2.0, batch=32, learning_rate=3e-3, warmup_steps=5)
     config = RewardModelConfig(DataFile(str(planted(tmp_path / "words.jsonl"))), str(folder), fit=fit)
@@ -128,6 +129,7 @@ def raised(_: object, __: object, scores: torch.Tensor) -> torch.Tensor:
     return scores + 2.0
 
 
+@pytest.mark.slow("trains a model")
 def test_centring_pulls_the_mean_to_zero(folder):
     means = []
     for centring in (0.0, 0.1):

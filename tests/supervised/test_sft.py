@@ -132,6 +132,7 @@ SUMS = [{"prompt": f"{a}+{b}=", "completion": f"{a + b}"} for a in range(10) for
 FIT = FitOptions(epochs=3.0, batch=16, learning_rate=5e-3, warmup_steps=2)
 
 
+@pytest.mark.slow("trains a model")
 def test_a_run_from_a_file(tmp_path: Path, folder: str):
     config = SftConfig(DataFile(written(tmp_path / "x.jsonl", SUMS), held_out=0.2), model=folder, fit=FIT)
     said = []

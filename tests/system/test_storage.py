@@ -191,6 +191,7 @@ for k in range(1, 1000):
 """
 
 
+@pytest.mark.slow("kills a save at every call")
 def test_a_save_killed_at_any_call_leaves_old_or_new(tmp_path):
     command = [sys.executable, "-c", SAVES, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)

@@ -85,6 +85,7 @@ def test_the_solution_is_the_reference(task: Code):
     assert task.while_sampling
 
 
+@pytest.mark.slow("starts many programs")
 def test_a_program_that_fails_is_wrong_and_not_unscored(task: Code, grading):
     asked = problem(task, function=True)
     broken = [

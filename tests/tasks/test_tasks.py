@@ -299,6 +299,7 @@ def test_echo_by_hand():
 # Gym.
 
 
+@pytest.mark.slow("starts reasoning-gym")
 @pytest.mark.usefixtures("kept_grading")
 def test_gym_uses_reasoning_gyms_own_scorer():
     pytest.importorskip("reasoning_gym")
@@ -338,6 +339,7 @@ def test_gyms_entries_arrive_as_they_were(name: str):
             assert outcome(task, problem, text) == task._dataset(0).score_answer(text, entry)
 
 
+@pytest.mark.slow("starts reasoning-gym")
 @pytest.mark.usefixtures("kept_grading")
 def test_gyms_scorers_evaluate_where_they_do_no_harm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """This one evaluates the answer."""
@@ -362,6 +364,7 @@ def test_gyms_scorers_evaluate_where_they_do_no_harm(tmp_path: Path, monkeypatch
         assert not canary.exists()
 
 
+@pytest.mark.slow("starts reasoning-gym")
 def test_gym_without_its_package_says_what_to_install(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "reasoning_gym", None)
     with pytest.raises(ValueError, match=r'pip install "proximo\[gym\]"'):

@@ -61,6 +61,7 @@ def test_final_answers(of: object, text: str, answer: str | None):
     assert final_answer(of, Completion((1,), (0.0,), text, "stop")) == answer
 
 
+@pytest.mark.slow("starts math-verify")
 def test_answers_vote_together_where_math_verify_finds_them_equal(monkeypatch):
     task = File("f.jsonl", reward=MathVerify())
     texts = [r"\boxed{0.5}", "none", r"\boxed{\frac{1}{2}}", "so 3", r"\boxed{1/2}", "it is 4", r"\boxed{50\%}"]

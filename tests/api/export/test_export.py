@@ -17,6 +17,8 @@ from proximo.api.export.export import export
 from proximo.cli import main
 from proximo.models import load_model
 
+pytestmark = pytest.mark.slow("exports a trained run")
+
 SMALL = replace(
     proximo.presets.ARITHMETIC,
     steps=1,

@@ -142,6 +142,7 @@ def test_his_own_run_needs_no_flag(own, capsys, command):
     stop(own / "runs" / "a")
 
 
+@pytest.mark.slow("trains and resumes runs")
 @pytest.mark.parametrize("command", COMMANDS)
 @pytest.mark.parametrize("kind", ["copied", "altered", "foreign"])
 def test_what_he_has_not_run_is_refused_in_one_line(own, capsys, monkeypatch, command, kind):
@@ -170,6 +171,7 @@ def test_the_flag_permits_a_copy_and_is_needed_once(own, capsys, command):
     assert run(command, "copy") == 0, capsys.readouterr().err
 
 
+@pytest.mark.slow("trains and resumes runs")
 def test_a_code_that_lies_in_a_run_is_not_executed_with_the_flag_either(own, capsys):
     shutil.copytree("runs/a", "copy")
     for name in ("mine.py", "helper.py"):

@@ -477,6 +477,7 @@ def completions(run: MeasuredRun, step: int) -> Counter:
     return Counter(zip(found.problem, tokens, strict=True))
 
 
+@pytest.mark.slow("trains several runs")
 def test_the_first_rollout_is_the_same_for_all_algorithms(runs, result, tmp_path):
     plan, place = (
         make_plan(configs("ppo", "gspo", "sapo", "rloo"), 1, Budget("tokens", 16)),
@@ -501,6 +502,7 @@ def test_the_first_rollout_is_the_same_for_all_algorithms(runs, result, tmp_path
     assert check.detail == "32 completions equal, token by token"
 
 
+@pytest.mark.slow("trains several runs")
 def test_identical_configs_differ_by_exactly_zero_in_every_row(result):
     twins = [each for each in result.differences if each.contender == "grpo-2"]
     assert [each.measure for each in twins] == ["held_out", "outcome", "entropy", "length", "held_back", "idle"]
@@ -516,6 +518,7 @@ def test_identical_configs_differ_by_exactly_zero_in_every_row(result):
     assert any(each.difference for each in result.differences if each.contender == "dapo")
 
 
+@pytest.mark.slow("trains several runs")
 def test_ways_part_where_the_completions_do(runs, copied):
     for seed in (0, 1):
         ours, first = runs["dapo"][seed], runs["grpo"][seed]
@@ -536,6 +539,7 @@ def test_ways_part_where_the_completions_do(runs, copied):
     assert first_difference(shorter, twin) == first_difference(twin, shorter) == 2
 
 
+@pytest.mark.slow("trains several runs")
 def test_the_numbers_are_those_of_the_runs(runs, result):
     run = runs["dapo"][1]
     held_out = [row for row in rows(run.details.run.path) if "held_out/outcome" in row]
@@ -560,6 +564,7 @@ def test_the_numbers_are_those_of_the_runs(runs, result):
     assert standing.tokens[1] == tokens_after(run.details.run.path)[-1]
 
 
+@pytest.mark.slow("trains several runs")
 def test_waste_and_memory_are_told_apart(result):
     named = {each.name: each for each in result.contenders}
     assert named["dapo"].waste["dropped"] > 0 == named["grpo"].waste["dropped"]
@@ -572,6 +577,7 @@ def test_waste_and_memory_are_told_apart(result):
     assert {"rollout", "assemble", "update"} <= named["grpo"].phases.keys()
 
 
+@pytest.mark.slow("trains several runs")
 def test_only_settings_that_differ_are_listed(result):
     assert result.settings["algorithm.gate.high"] == {"grpo": 0.2, "grpo-2": 0.2, "dapo": 0.28}
     assert result.settings["algorithm.kl.coefficient"] == {"grpo": 0.04, "grpo-2": 0.04, "dapo": None}
@@ -604,6 +610,7 @@ def unequal(plan: ComparisonPlan, place: ComparisonFolder) -> list[str]:
     return [check.what for check in checks(plan, read(plan, place)) if not check.equal]
 
 
+@pytest.mark.slow("trains several runs")
 def test_what_is_not_equal_is_named(copied):
     plan, place = copied
     job = next(job for job in plan.jobs() if job.name == "grpo-2-seed-1")
@@ -624,6 +631,7 @@ def test_what_is_not_equal_is_named(copied):
     assert unequal(plan, place) == ["first rollout", "budget"]
 
 
+@pytest.mark.slow("trains several runs")
 def test_tokens_that_are_far_apart_are_not_an_equal_budget(copied):
     plan, place = copied
     runs = read(plan, place)
@@ -648,6 +656,7 @@ def test_tokens_that_are_far_apart_are_not_an_equal_budget(copied):
     assert budget(1000, 999, 1000) == (False, "grpo seed 0 sampled 999")
 
 
+@pytest.mark.slow("trains several runs")
 def test_a_damaged_row_is_passed_over(copied):
     plan, place = copied
     job = next(plan.jobs())
@@ -693,6 +702,7 @@ def test_a_folder_whose_comparison_died_while_it_was_written_is_still_its_own(tm
             )
 
 
+@pytest.mark.slow("trains several runs")
 def test_two_seeds_cannot_decide_and_three_can(result):
     assert all("two seeds cannot decide, give --seeds 3" in line for line in verdict_lines(result))
     assert "(two seeds cannot decide)" in markdown(result, sections(result))
@@ -700,6 +710,7 @@ def test_two_seeds_cannot_decide_and_three_can(result):
     assert not any("seeds" in line for line in verdict_lines(replace(result, differences=more)))
 
 
+@pytest.mark.slow("trains several runs")
 def test_one_that_is_missing_is_left_out_and_said(copied):
     plan, place = copied
     job = next(job for job in plan.jobs() if job.name == "grpo-2-seed-1")
@@ -713,6 +724,7 @@ def test_one_that_is_missing_is_left_out_and_said(copied):
     assert "Not a fair comparison. Not equal: seeds (grpo-2 has no seed 1)." in text
 
 
+@pytest.mark.slow("trains several runs")
 def test_reports_hold_markup_down(result):
     hostile = "<script>alert(1)</script>|`x`\x1b[31m"
     spoilt = replace(result, model=hostile, command=hostile, settings={hostile: {"grpo": hostile}})
@@ -723,6 +735,7 @@ def test_reports_hold_markup_down(result):
     assert "http" not in html(spoilt, sections(spoilt)).replace("http-equiv", "")
 
 
+@pytest.mark.slow("trains several runs")
 def test_the_command_reports_what_is_finished_and_trains_it_no_more(copied, monkeypatch, capsys):
     plan, place = copied
     one = place.config("grpo")
@@ -872,6 +885,7 @@ def test_after_a_time_no_job_is_started_and_the_running_save_and_end(tmp_path, m
     assert sorted(path.name for path in tmp_path.glob("*.saved")) == ["a.saved", "b.saved"]
 
 
+@pytest.mark.slow("trains several runs")
 def test_a_run_in_a_process_of_its_own_is_the_run_of_this_one(copied, capsys):
     """The command trains what is missing: one of four runs, from scratch, to the same bytes."""
     plan, place = copied

@@ -30,6 +30,7 @@ def folder(config, tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
+@pytest.mark.slow("trains two runs")
 def test_a_comparison_takes_a_run_with_lost_rows_where_told_to(config, folder: Path):
     job: Any = SimpleNamespace(config=config)
     place: Any = SimpleNamespace(run=lambda job: folder)
@@ -43,6 +44,7 @@ def test_a_comparison_takes_a_run_with_lost_rows_where_told_to(config, folder: P
     assert is_finished(job, place)  # it saved no other checkpoint, and still need not be told twice
 
 
+@pytest.mark.slow("trains two runs")
 def test_a_pipeline_takes_a_stage_with_lost_rows_where_told_to(config, folder: Path):
     with pytest.raises(ValueError, match="`accept_lost_rows=True`"):
         stages._reinforced(config, folder, lambda line: None, accept_lost=False)

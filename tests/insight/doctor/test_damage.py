@@ -100,6 +100,7 @@ DAMAGES = {
 }
 
 
+@pytest.mark.slow("trains and damages a run")
 @pytest.mark.parametrize("name", DAMAGES)
 def test_doctor_report_and_page_say_the_same(name, folder, capsys):
     change, expected = DAMAGES[name]
@@ -187,6 +188,7 @@ def test_nothing_is_found_in_a_folder_that_is_whole(folder, capsys):
     assert doctor(folder, capsys) == page(folder) == []
 
 
+@pytest.mark.slow("trains and damages a run")
 def test_every_flipped_bit_of_the_rollouts_is_found(folder):
     """In pages, checksum, footer, its length and the magic: no byte of the file is left out."""
     file = folder / ROLLOUTS
@@ -203,6 +205,7 @@ def test_every_flipped_bit_of_the_rollouts_is_found(folder):
             read_step(file, 0)
 
 
+@pytest.mark.slow("trains and damages a run")
 def test_a_file_that_is_too_large_is_said_in_one_line(folder, capsys):
     with (folder / "metrics.jsonl").open("ab") as file:
         file.truncate(MAX_BYTES + (1 << 20))  # a hole: it takes no room on the disk

@@ -344,6 +344,7 @@ def test_the_end_of_a_run_names_the_worst(tmp_path):
     assert summary(tmp_path / "nowhere") == []
 
 
+@pytest.mark.slow("trains and damages a run")
 def test_a_training_run_ends_with_its_findings(tmp_path, capsys):
     flags = ["--steps", "1", "--training.groups", "2", "--training.group-size", "2", "--training.minibatches", "1"]
     command = ["train", *flags, "--evaluation.problems", "4", "--run", str(tmp_path / "run")]

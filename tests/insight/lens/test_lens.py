@@ -149,6 +149,7 @@ def test_states_are_those_of_the_edges_on_both_sides(tmp_path):
 # The same as training
 
 
+@pytest.mark.slow("replays steps of many algorithms")
 @pytest.mark.parametrize("name", NAMED)
 @pytest.mark.parametrize("log_ratio", [LOG_RATIO, SMALL_LOG_RATIO], ids=["far", "near"])
 def test_loss_and_gradient_are_those_of_policy_loss(name, log_ratio, tmp_path):
@@ -231,6 +232,7 @@ SENTENCES = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow("replays steps of many algorithms")
 @pytest.mark.parametrize(("algorithm", "row", "token", "state", "words"), SENTENCES)
 def test_a_token_says_why(algorithm, row, token, state, words, tmp_path):
     step = fixture_step(tmp_path)
@@ -517,6 +519,7 @@ ADVANTAGES_ANEW = [
 ]
 
 
+@pytest.mark.slow("replays steps of many algorithms")
 @pytest.mark.parametrize("piece", ADVANTAGES_ANEW, ids=lambda piece: type(piece).__name__)
 def test_advantages_computed_anew_are_over_all_rows_whatever_their_lengths(piece, tmp_path):
     """Rows of 1 to 24 tokens and one without any, which the lens reads in parts: as of all at once."""
@@ -558,6 +561,7 @@ class Largest(TorchDispatchMode):
         return made
 
 
+@pytest.mark.slow("replays steps of many algorithms")
 def test_memory_follows_the_tokens_and_not_the_longest_of_them(tmp_path):
     """One completion of 4,000 tokens among 500 of ten: padded to the longest they would be two million places."""
     long = Said(["x"] * 4_000, 1.0, log_ratio=[0.3] * 4_000)
@@ -624,6 +628,7 @@ VALUED = {name: value for name, value in NAMED.items() if name not in HELD}
 """Those whose gradient is the slope of their value: a held ratio is not seen by a difference."""
 
 
+@pytest.mark.slow("replays steps of many algorithms")
 @given(random=batches.batches(), name=st.sampled_from(sorted(VALUED)), split=st.integers(1, 3), seed=st.integers(0, 99))
 def test_the_gradient_is_the_slope_of_the_loss(random, name, split, seed):
     algorithm = replace(VALUED[name], kl=None, keep=KeepAll())
@@ -655,6 +660,7 @@ def test_the_gradient_is_the_slope_of_the_loss(random, name, split, seed):
     assert slope == pytest.approx(sum(slopes), rel=1e-5, abs=1e-6)
 
 
+@pytest.mark.slow("replays steps of many algorithms")
 @given(random=batches.batches(), name=st.sampled_from(sorted(NAMED)))
 def test_an_unchanged_policy_is_clipped_by_no_gate(random, name):
     algorithm = replace(NAMED[name], select=None)

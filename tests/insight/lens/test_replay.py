@@ -102,6 +102,7 @@ def assert_reproduced(run: RunFolder, number: int) -> list[TokenState]:
     return [TokenState(state) for seen in looks for state in seen.state.unique().tolist()]
 
 
+@pytest.mark.slow("replays steps of many algorithms")
 @pytest.mark.parametrize("card", explain.CARDS, ids=lambda card: card.name)
 def test_a_step_replayed_under_its_own_algorithm_has_the_logged_loss(card, runs, tmp_path):
     more = {"teacher": saved_teacher(tmp_path)} if card.name == "distill" else {}
@@ -130,6 +131,7 @@ def other(runs: Callable[..., RunFolder], name: str) -> RunFolder:
     return runs(name, algorithm, steps=steps, **changes)
 
 
+@pytest.mark.slow("replays steps of many algorithms")
 @pytest.mark.parametrize("name", OTHERS)
 def test_so_has_one_of_another_kind(name, runs):
     """Several passes, one update, a sampler of its own, a value model, tokens that are chosen among all."""

@@ -90,6 +90,7 @@ def test_connections_that_ask_for_nothing_are_closed_and_leave_room_for_the_owne
         assert all(map(is_closed, lines))
 
 
+@pytest.mark.slow("waits for connections")
 def test_a_connection_that_asks_again_is_kept_until_it_stops_in_the_middle(tmp_path):
     with served(tmp_path, header_seconds=2.0) as page:
         connection = http.client.HTTPConnection("127.0.0.1", page.port, timeout=20)
@@ -447,6 +448,7 @@ def test_findings_of_the_rows_come_before_those_that_were_told(tmp_path):
     assert len(overview.health(overview.RunFolder(run), {})["findings"]) == len(found) + 1
 
 
+@pytest.mark.slow("waits for connections")
 def test_what_is_wrong_is_one_line(tmp_path, monkeypatch, capsys):
     run = write_run(tmp_path / "a", [{"step": 0}])
 

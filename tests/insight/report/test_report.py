@@ -370,6 +370,7 @@ def test_damaged_rollouts_are_named_and_the_rest_stands(copy):
     assert f"Step {STEPS}, the best" in made.texts["completions"]
 
 
+@pytest.mark.slow("writes many reports")
 @pytest.mark.parametrize("name", ["run.json", "result.json", "config.toml", "metrics.jsonl", "timings.jsonl"])
 @pytest.mark.parametrize("content", ["", "7", '{"step": "x", "attempts": 7, "examples": [[1, 2], 3]}\n'])
 def test_files_that_make_no_sense_are_no_traceback(copy, name, content):

@@ -378,6 +378,7 @@ def test_half_of_the_groups_can_be_dead():
     assert dead == [0, 0, 2]
 
 
+@pytest.mark.slow("measures speed and memory")
 def test_log_probs_need_less_than_all_logits():
     size = {"tokens": 512, "vocabulary": 65536, "width": 8}
     if not used_bytes("cpu"):
@@ -413,6 +414,7 @@ def test_prompts_read_once_are_timed_without_the_prefill(monkeypatch):
     assert (row.verdicts[0].value, row.verdicts[0].reached) == (2.0, True)
 
 
+@pytest.mark.slow("measures speed and memory")
 def test_growth_is_an_exponent_over_the_sizes(monkeypatch):
     monkeypatch.setattr(Ours, "training", lambda self: {"train": float(self.workload.siblings)})
     wider = [line for line in growth.CPU if line.name == "siblings"]
@@ -438,6 +440,7 @@ def test_techniques_are_switched_off_beside_ours():
     assert rows[1].ratios == {"times as long": "1 (1–1)"}
 
 
+@pytest.mark.slow("measures speed and memory")
 def test_what_does_not_fit_is_said_and_the_next_row_is_measured(tmp_path, capsys, monkeypatch):
     def full(self, groups=None, *, apart=False):
         raise torch.OutOfMemoryError
@@ -453,6 +456,7 @@ def test_what_does_not_fit_is_said_and_the_next_row_is_measured(tmp_path, capsys
 # The command
 
 
+@pytest.mark.slow("measures speed and memory")
 def test_a_table_from_beginning_to_end(tmp_path, capsys):
     arguments = ["step", "--only", "c-tiny", "--peers", "none", "--steps", "1", "--warmup", "0", "--device", "cpu"]
     assert main([*arguments, "--results", str(tmp_path)]) == 0
@@ -468,6 +472,7 @@ def test_a_table_from_beginning_to_end(tmp_path, capsys):
     assert torch.__version__.startswith(whole["around"]["versions"]["torch"].partition("+")[0])
 
 
+@pytest.mark.slow("measures speed and memory")
 def test_rows_of_several_threads_stand_beside_those_of_one(tmp_path, monkeypatch):
     [table] = [each for each in TABLES if each.name == "step"]
     own = replace(table, cpu=(SimpleNamespace(name="row", run=lambda _: [Row("row step")]),))
@@ -482,6 +487,7 @@ def test_rows_of_several_threads_stand_beside_those_of_one(tmp_path, monkeypatch
     assert rows == {"row step": 1, "row step, 2 threads": 2}
 
 
+@pytest.mark.slow("measures speed and memory")
 def test_without_trl_our_side_is_measured_all_the_same(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(trl, "is_there", lambda: False)
     arguments = ["rollout", "--only", "c-tiny", "--steps", "1", "--warmup", "0", "--device", "cpu"]

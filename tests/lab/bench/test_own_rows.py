@@ -254,6 +254,7 @@ def test_the_options_of_a_row_of_ones_own():
     assert options == BenchOptions(own=OwnRow("tiny", siblings=4, lengths="8:32"))
 
 
+@pytest.mark.slow("measures speed and memory")
 @pytest.mark.parametrize("table", ["rollout", "train", "step"])
 @pytest.mark.parametrize("lengths", ["5", "4:12"])
 def test_an_odd_shape_from_beginning_to_end(table, lengths, tmp_path, capsys):

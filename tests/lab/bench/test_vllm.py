@@ -117,6 +117,7 @@ def test_a_process_that_ends_is_said(engine, tmp_path):
         Vllm(Ours(SMALLEST, "cpu", Ticks()), sys.executable, 1)
 
 
+@pytest.mark.slow("measures speed and memory")
 def test_where_it_is_not_installed_one_line_says_what_to_do(tmp_path, capsys):
     with pytest.raises(ValueError, match="vllm-python is 'nothing', which does not run"):
         vllm_version("nothing")

@@ -14,6 +14,7 @@ def found() -> tuple[Comparison, ...]:
     return comparisons()
 
 
+@pytest.mark.slow("simulates clusters")
 def test_staleness_is_within_8_percent_of_verls_table_and_fitted_to_none_of_its_rows(found):
     (table,) = [each for each in found if each.title == verl_title()]
     assert [row.published for row in table.rows] == [231.34, 171.30, 146.11, 150.63]
@@ -25,11 +26,13 @@ def verl_title() -> str:
     return "verl, Qwen2.5-Math-7B on 64:64 H20, staleness"
 
 
+@pytest.mark.slow("simulates clusters")
 def test_the_page_shows_these_errors(found):
     shown = PAGE.read_text(encoding="utf-8").split(BEGIN)[1].split(END)[0].strip()
     assert shown == tables(found).strip(), "write it again: python -m proximo_lab.cluster_plan.published PAGE"
 
 
+@pytest.mark.slow("simulates clusters")
 def test_a_row_says_its_error(found):
     line = next(line for line in tables(found).splitlines() if line.startswith("| 32:32"))
     row = next(row for each in found for row in each.rows if row.what.startswith("32:32"))

@@ -52,6 +52,7 @@ def test_a_course_is_part_of_the_hash():
     assert design_hash(one) != design_hash(other)
 
 
+@pytest.mark.slow("trains runs of a study")
 def test_forks_begin_around_the_fall_and_one_with_nothing_changed_is_the_run(tmp_path, monkeypatch):
     monkeypatch.setattr(recovery_forks, "fall", lambda _: 2)
     config = replace(SMALL, steps=3)
@@ -63,6 +64,7 @@ def test_forks_begin_around_the_fall_and_one_with_nothing_changed_is_the_run(tmp
     assert (tmp_path / "slower--1/config.toml").read_text().count("SequenceRatio") == 1
 
 
+@pytest.mark.slow("trains runs of a study")
 def test_halves_are_those_of_the_steps_that_were_asked_for(tmp_path):
     config = replace(SMALL, algorithm=replace(GRPO, kl=None), steps=4)
     config = replace(config, training=replace(config.training, groups=8, minibatches=1))
@@ -74,6 +76,7 @@ def test_halves_are_those_of_the_steps_that_were_asked_for(tmp_path):
     assert found.seconds > 0
 
 
+@pytest.mark.slow("trains runs of a study")
 def test_halves_of_a_step_by_hand(tmp_path):
     """The cosine is that of the two gradients that training on either half of the groups would have."""
     config = replace(SMALL, algorithm=replace(GRPO, kl=None), steps=3)
@@ -95,6 +98,7 @@ def test_halves_of_a_step_by_hand(tmp_path):
     assert found.steps[halves_curve("same")][2] == pytest.approx(cosine, abs=1e-3)
 
 
+@pytest.mark.slow("trains runs of a study")
 def test_preferences_use_as_many_samples_as_training_would(tmp_path):
     config = replace(SMALL, steps=4, training=replace(SMALL.training, groups=4, learning_rate=1e-3))
     found = Preferred(rounds=2, batch=2).run(config, tmp_path, ONE)

@@ -292,6 +292,7 @@ def test_entropy_is_compared_when_both_are_equally_accurate():
     assert measures.AREA.of(fast) == pytest.approx(0.4)
 
 
+@pytest.mark.slow("trains runs of a study")
 @pytest.mark.filterwarnings("ignore::proximo.algorithms.UnusualChoice")
 @pytest.mark.parametrize("study", STUDIES, ids=lambda study: study.name)
 def test_every_study_is_whole(study):
@@ -359,6 +360,7 @@ def test_names_that_are_none():
         named("clip")
 
 
+@pytest.mark.slow("trains runs of a study")
 def test_a_study_runs_resumes_and_concludes(tmp_path, monkeypatch):
     """Two arms, one seed, the arms' runs in processes; the second time nothing is left to do."""
     monkeypatch.setattr(workers, "starter", RunStarter)
@@ -387,6 +389,7 @@ def test_a_study_runs_resumes_and_concludes(tmp_path, monkeypatch):
     assert "not started" in listed(tmp_path)[0]
 
 
+@pytest.mark.slow("trains runs of a study")
 def test_the_command_lists_says_how_much_and_refuses(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(command, "cores", lambda: 2)
@@ -514,6 +517,7 @@ def test_on_another_device_a_study_is_another_design(monkeypatch, capsys, tmp_pa
     assert "there is no GPU here" in capsys.readouterr().err
 
 
+@pytest.mark.slow("trains runs of a study")
 def test_the_module_refuses_in_a_line_and_publishes_all_or_nothing(tmp_path, capsys):
     lab, published = tmp_path / "lab", tmp_path / "new" / "pages"
     for wrong, message in (

@@ -76,6 +76,7 @@ ORDINARY = {
 }
 
 
+@pytest.mark.slow("starts the sandbox")
 @pytest.mark.parametrize("name", ORDINARY)
 def test_ordinary_programs_say_what_they_say_anywhere(sandbox: Sandbox, name: str, tmp_path: Path):
     script = tmp_path / "program.py"
@@ -89,6 +90,7 @@ def test_ordinary_programs_say_what_they_say_anywhere(sandbox: Sandbox, name: st
     assert result.finished
 
 
+@pytest.mark.slow("starts the sandbox")
 def test_input_and_output(sandbox: Sandbox):
     result = sandbox.run(SandboxJob("import sys\nfor line in sys.stdin: print(line.strip()[::-1])", stdin="abc\nπü\n"))
     assert result.stdout.decode() == "cba\nüπ\n"
@@ -98,6 +100,7 @@ def test_input_and_output(sandbox: Sandbox):
     assert len(sandbox.run(SandboxJob(f"print('y' * {LIMITS.output_kb * 1024 - 1})")).stdout) == LIMITS.output_kb * 1024
 
 
+@pytest.mark.slow("starts the sandbox")
 @pytest.mark.parametrize(
     ("program", "ended", "code"),
     [
@@ -118,6 +121,7 @@ def test_endings(sandbox: Sandbox, program: str, ended: str, code: int | None):
     assert code is None or result.code == code
 
 
+@pytest.mark.slow("starts the sandbox")
 def test_calls(sandbox: Sandbox):
     program = "def f(a, b=2):\n    a.append(b)\n    return {'a': tuple(a), 1: None}\nprint('loaded')"
     result, nonce = sandbox.run_marked(SandboxJob(program, calls=Calls("f", ("[[1]]", '{"a": [], "b": 0.5}'))))
@@ -128,6 +132,7 @@ def test_calls(sandbox: Sandbox):
     assert sandbox.run_marked(SandboxJob(program, calls=Calls("f", ("[[1]]",))))[1] != nonce
 
 
+@pytest.mark.slow("starts the sandbox")
 def test_programs_leave_nothing_for_the_next(sandbox: Sandbox):
     program = "import os, random\nprint(os.listdir('.'), random.random())\nopen('left', 'w').write('x')\nrandom.seed(1)"
     first, second = sandbox.run(SandboxJob(program)), sandbox.run(SandboxJob(program))
@@ -135,6 +140,7 @@ def test_programs_leave_nothing_for_the_next(sandbox: Sandbox):
     assert first.stdout == second.stdout  # chance too is the same for every program
 
 
+@pytest.mark.slow("starts the sandbox")
 def test_a_server_never_holds_what_its_programs_were_asked(sandbox: Sandbox):
     """So a program, which begins as its server's copy, cannot find the programs before it."""
     secret = secrets.token_hex(32)
@@ -187,6 +193,7 @@ def test_there_are_enough_payloads_and_all_differ():
     assert len({payload.name for payload in PAYLOADS}) == len(PAYLOADS)
 
 
+@pytest.mark.slow("starts the sandbox")
 @pytest.mark.parametrize("payload", PAYLOADS, ids=lambda each: each.name)
 def test_payloads_run_and_are_contained(outcomes, payload: Payload):
     outcome = outcomes[payload.name]
@@ -294,6 +301,7 @@ def test_it_starts_where_the_standard_streams_are_closed(tmp_path: Path):
     assert said.read_bytes() == b"42\n"
 
 
+@pytest.mark.slow("starts the sandbox")
 def test_threads_do_not_use_up_the_address_space(sandbox: Sandbox):
     """Each with a heap of its own would reserve 64 MB: more than there is."""
     program = """
@@ -311,6 +319,7 @@ def test_threads_do_not_use_up_the_address_space(sandbox: Sandbox):
     assert result.stdout == b"20\n", result.stderr
 
 
+@pytest.mark.slow("starts the sandbox")
 def test_a_socket_pair_is_of_this_machine_alone(sandbox: Sandbox):
     program = """
         import socket
@@ -433,6 +442,7 @@ def test_without_a_wall_around_files_it_refuses_and_says_what_is_missing():
     assert "ran" not in said.split()
 
 
+@pytest.mark.slow("starts the sandbox")
 def test_without_landlock_a_root_of_its_own_is_enough(sandbox: Sandbox):
     if sandbox.missing:
         pytest.skip(f"not run: this machine lacks {', '.join(sandbox.missing)}")
@@ -441,6 +451,7 @@ def test_without_landlock_a_root_of_its_own_is_enough(sandbox: Sandbox):
     assert "ran b'42\\n'" in said
 
 
+@pytest.mark.slow("starts the sandbox")
 def test_without_namespaces_landlock_and_the_filter_hold_or_it_refuses(sandbox: Sandbox):
     """Refused where root's interpreter lies in a folder that nobody else may read."""
     said = on_a_machine_without(UNSHARE, MOUNT)

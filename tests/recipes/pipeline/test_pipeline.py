@@ -103,6 +103,7 @@ def test_every_stage_leaves_its_folder_and_reads_the_one_before(ran):
         load_model(resolve(str(folder / name)))
 
 
+@pytest.mark.slow("trains every stage of a pipeline")
 def test_results_are_what_the_folders_say(ran):
     folder, printed = ran
     results = json.loads((folder / "results.json").read_text())
@@ -125,6 +126,7 @@ def test_results_are_what_the_folders_say(ran):
     assert all(f"\n- {name}: learned " in text for name in NAMES[1:])
 
 
+@pytest.mark.slow("trains every stage of a pipeline")
 def test_the_fine_tuned_model_is_no_distance_from_itself(ran):
     _, results = ran
     measured = {policy["name"]: policy["measured"] for policy in results["policies"]}
@@ -136,6 +138,7 @@ def test_the_fine_tuned_model_is_no_distance_from_itself(ran):
         assert each["sorted_share"] <= each["true"]  # a sorted string is worth 1, the others 0 or more
 
 
+@pytest.mark.slow("trains every stage of a pipeline")
 def test_a_used_folder_is_refused(ran, capsys):
     folder, _ = ran
     with pytest.raises(SystemExit) as stopped:
@@ -328,6 +331,7 @@ def measuring(ran) -> Measuring:
     return Measuring(replace(SMALL, seed=4), ran[0])
 
 
+@pytest.mark.slow("trains every stage of a pipeline")
 def test_kl_is_what_plain_forward_passes_say(ran, measuring: Measuring):
     policy = load_model(resolve(str(ran[0] / "dpo")))
     prompt = (7, 8, 9)
@@ -343,6 +347,7 @@ def test_kl_is_what_plain_forward_passes_say(ran, measuring: Measuring):
     assert measuring._kl(policy, [Request(0, prompt, 2)], [siblings]) == pytest.approx(expected, abs=1e-5)
 
 
+@pytest.mark.slow("trains every stage of a pipeline")
 def test_a_judge_is_fooled_by_what_it_prefers_to_the_right_answer(measuring: Measuring):
     measuring.right = [Grade(1.0, {"reward_model": 2.0})] * len(measuring.problems)
     said = [Completion((1,), (), text, "stop") for text in ("right", "liked", "worse", "best")]

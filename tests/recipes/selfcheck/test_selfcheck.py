@@ -253,6 +253,7 @@ def test_prompts_that_cannot_be_encoded_are_found_and_end_the_check(model):
     assert "no chat template" in prompts_have_tokens(bare, problems(turn)).detail
 
 
+@pytest.mark.slow("checks a whole setup")
 def test_nothing_is_sampled_from_prompts_without_tokens(tmp_path, model):
     rows = [{"prompt": [{"role": "user", "content": str(number)}], "answer": "1"} for number in range(40)]
     (tmp_path / "talk.jsonl").write_text("\n".join(map(json.dumps, rows)))

@@ -141,6 +141,7 @@ def test_slots_are_filled_when_a_step_begins_and_freed_when_it_is_collected():
     assert set(source.given_up) == {(2, 6), (2, 7)}
 
 
+@pytest.mark.slow("trains a run")
 @pytest.mark.parametrize("window", [0.0, 0.5, 1.5])
 @pytest.mark.parametrize("refills", [False, True])
 def test_no_group_is_older_than_the_bound_and_none_is_lost(window: float, refills: bool):

@@ -267,6 +267,7 @@ def test_out_of_memory_while_both_run_is_repeated_alone_and_told(tmp_path: Path,
         trained(settings, tmp_path / "never")
 
 
+@pytest.mark.slow("trains a run")
 def test_the_config(tmp_path: Path):
     with pytest.raises(ValueError, match=r"ahead.staleness is -1: give a number of steps"):
         AheadOptions(-1)

@@ -130,6 +130,7 @@ def rows(tmp_path: Path, answers: Sequence[object]) -> str:
     return str(path)
 
 
+@pytest.mark.slow("checks a whole setup")
 @pytest.mark.parametrize(
     ("reward", "answers"),
     [

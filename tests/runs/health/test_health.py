@@ -222,6 +222,7 @@ CASES = [
 ]
 
 
+@pytest.mark.slow("makes a run of every rule")
 @pytest.mark.parametrize(("rule", "sick", "step", "said", "changes"), CASES)
 def test_a_rule_finds_its_run_and_not_the_one_beside_it(rule, sick, step, said, changes):
     found = [each for each in findings(run_of(50, **sick)) if each.rule != "cold-start"]

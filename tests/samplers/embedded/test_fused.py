@@ -112,6 +112,7 @@ def size(request, monkeypatch):
     return request.param
 
 
+@pytest.mark.slow("compares many layers")
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("length", [1, 4])
 def test_it_computes_what_the_modules_compute(length, family, size):
@@ -134,6 +135,7 @@ def assert_rounds_as_the_modules_do(model, exact, length=1):
         assert error(ours, truth) <= 8 * max(error(its, truth), 2**-24)
 
 
+@pytest.mark.slow("compares many layers")
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("length", [1, 4])
 def test_in_float32_it_rounds_no_worse_than_the_modules(length, family, size):

@@ -171,6 +171,7 @@ def test_requests_of_a_dead_engine_go_to_the_others_with_the_same_draws(kit):
     assert kit.sample() == whole
 
 
+@pytest.mark.slow("starts engines")
 def test_an_engine_that_hangs_is_found_by_the_token_that_it_owes(policy):
     kit = Kit(policy, deadline=0.5)
     kit.fleet.refresh(policy, 0)

@@ -161,6 +161,7 @@ def trained(folder, sampler) -> list[dict]:
     return [{name: row[name] for name in names} for row in rows if "outcome" in row]
 
 
+@pytest.mark.slow("starts engines")
 def test_a_run_that_replays_the_routes_of_engines_is_the_run_without_them(tmp_path):
     plain = trained(tmp_path / "plain", Embedded())
     assert plain == trained(tmp_path / "fleet", Fleet(engine="embedded", engines=2, probe=4))
@@ -178,6 +179,7 @@ class Mixture(SmallPolicy):
         self.model, self.tokenizer = model, tiny_tokenizer()
 
 
+@pytest.mark.slow("starts engines")
 def test_routes_reach_a_completion_from_a_server(tmp_path, monkeypatch, mixture):
     """From a process that answers as vLLM does."""
     servers = install(tmp_path / "servers")

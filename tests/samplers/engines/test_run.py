@@ -50,6 +50,7 @@ def engines_of(run: Run) -> list:
     return run.samplers.training.roster.engines
 
 
+@pytest.mark.slow("starts engines")
 @pytest.mark.usefixtures("small_shipped_model")
 def test_a_run_on_embedded_engines_is_the_run_without_them(tmp_path):
     trained(tmp_path / "plain", Embedded())

@@ -63,6 +63,7 @@ def server(status: int, said: str) -> Iterator[str]:
         found.server_close()
 
 
+@pytest.mark.slow("starts engines")
 @pytest.mark.parametrize(
     ("status", "said", "message"),
     [
@@ -86,6 +87,7 @@ def test_a_server_that_is_not_there_yet_is_named_and_waited_for():
     assert "503" in remarks[1]
 
 
+@pytest.mark.slow("starts engines")
 def test_a_server_that_never_comes_is_waited_for_once_and_named_with_its_remedy():
     policy = SmallPolicy()
     fleet = build_fleet(Fleet(urls=(NOWHERE,), deadline=2.0), policy, policy.tokenizer, slots=1)

@@ -130,6 +130,7 @@ def test_data_with_weights_and_data_for_evaluation(tmp_path: Path):
         open_data([f"{a}=much"])
 
 
+@pytest.mark.slow("trains and resumes a run")
 def test_a_mixed_run_resumes_to_the_same_bytes(mixture: Mixture, tmp_path: Path):
     config = small(task=mixture, evaluation=EvaluationOptions(problems=8), steps=4)
     assert toml.loads(toml.dumps(config), RunConfig) == config
