@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
@@ -21,15 +21,15 @@ from proximo.models.model_types import PreTrainedModel, PreTrainedTokenizerBase
 from proximo.models.shipped import resolve
 from proximo.models.stop_tokens import end_tokens
 from proximo.models.values import OwnModel, ValueForm, load_value_model, value_model
-from proximo.rl.async_sampling.in_flight import InFlight
-from proximo.rl.async_sampling.one_step_ahead import OneStepAhead, PolicyCopy
 from proximo.rl.config import RunConfig
 from proximo.rl.rollouts import Collector, Rollouts, Synchronous
 from proximo.samplers.sampler import RunSamplers, build_samplers
 from proximo.supervised.encoding import prepare
-from proximo.supervised.sft import Supervised
 from proximo.system.timeline import Lanes
 from proximo.types import Stats
+
+if TYPE_CHECKING:  # read by the runs that need it alone
+    from proximo.rl.async_sampling.one_step_ahead import PolicyCopy
 
 MAX_SLOTS = 512
 """Number of slots for decoding; a step with more rows refills slots as rows end."""
@@ -60,7 +60,7 @@ class Built:
 
     model: PreTrainedModel
     teacher: PreTrainedModel | None
-    copy: PolicyCopy | None
+    copy: "PolicyCopy | None"
     """Copy of the policy that is sampled, if sampling runs ahead."""
     samplers: RunSamplers
     learner: Learner
@@ -88,7 +88,7 @@ def build_learner(
     slots, bound = min(rows, MAX_SLOTS), max_gap(model, dtype)
     copy = None
     if ranks is None:
-        copy = PolicyCopy(policy) if config.ahead.copies_weights else None
+        copy = _policy_copy(policy) if config.ahead.copies_weights else None
         samplers = build_samplers(config.sampler, copy or policy, tokenizer, slots=slots, record_routes=records)
     else:
         policy = ranks.hold(plain, dtype, config.sampler)
@@ -119,13 +119,23 @@ def build_policy(model: PreTrainedModel, config: RunConfig, path: str) -> PlainP
     return LoraPolicy(model, config.adapter, base=base_for(path), seed=config.seed)
 
 
+def _policy_copy(policy: PlainPolicy) -> "PolicyCopy":
+    from proximo.rl.async_sampling.one_step_ahead import PolicyCopy
+
+    return PolicyCopy(policy)
+
+
 def build_rollouts(config: RunConfig, built: Built, collector: Collector, lanes: Lanes) -> Rollouts:
     """Build what samples this run's groups: ahead of its updates, while weights change, or step by step."""
     staleness, samplers = config.ahead.staleness, built.samplers
     if built.copy is not None:
+        from proximo.rl.async_sampling.one_step_ahead import OneStepAhead
+
         device = built.model.device
         return OneStepAhead.of(collector, built.copy, device, staleness=staleness, steps=config.steps, lanes=lanes)
     if staleness and samplers.drop is not None:
+        from proximo.rl.async_sampling.in_flight import InFlight
+
         return InFlight(
             collector,
             samplers.drop,
@@ -178,6 +188,8 @@ class MixedIn:
         seed: int,
     ) -> None:
         """Read the examples; ValueError lists what is wrong with the file."""
+        from proximo.supervised.sft import Supervised
+
         self._options, self._seed = options, seed
         file = DataFile(options.path, held_out=0.0, max_tokens=options.max_tokens)
         data = prepare(file, read_examples, tokenizer, end_tokens(model, tokenizer))
