@@ -1,6 +1,7 @@
 import faulthandler
 import gc
 import os
+import resource
 import signal
 import sys
 from collections import defaultdict
@@ -117,6 +118,16 @@ def machine_as_it_stands() -> Iterator[None]:
     yield
     if machine.Machine.current() != before:
         before.apply()
+
+
+@pytest.fixture(autouse=True)
+def memory_as_it_stands() -> Iterator[None]:
+    """No test leaves a limit of memory to those after it, nor to the processes that they start."""
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+    yield
+    after = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, before)
+    assert after == before, "a limit of memory is left"
 
 
 @pytest.fixture

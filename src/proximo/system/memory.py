@@ -2,6 +2,7 @@
 
 import ctypes
 import resource
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -11,6 +12,7 @@ THRESHOLD, TRIM = -3, -1
 LARGE = 1 << 21
 """Bytes of a large buffer, more than a part of a step needs: memory for those, taken anew each time, would double the
 time."""
+_ALONE = threading.RLock()
 
 
 def return_memory() -> None:
@@ -39,10 +41,11 @@ def limit_memory(more: int) -> None:
 
 @contextmanager
 def within_memory(more: int) -> Iterator[None]:
-    """The same for a while, for all threads: only where nothing else is under way."""
-    limits = resource.getrlimit(resource.RLIMIT_DATA)
-    limit_memory(more)
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_DATA, limits)
+    """Limit it for a while, for all threads. One after the other: who ends last would put back the limit of another."""
+    with _ALONE:
+        limits = resource.getrlimit(resource.RLIMIT_DATA)
+        try:
+            limit_memory(more)
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_DATA, limits)
