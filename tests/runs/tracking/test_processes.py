@@ -105,9 +105,7 @@ def test_a_tracker_without_its_package_is_refused_before_the_run(tmp_path: Path,
 
 
 def test_trackers_that_cannot_be_used_are_refused(mine: str):
-    with pytest.raises(
-        ValueError, match="no tracker is called 'wandd': give wandb, trackio, tensorboard, mlflow or FI"
-    ):
+    with pytest.raises(ValueError, match="no tracker is called 'wandd': give .*wandb.* or FI"):
         tracker_class("wandd")
     with pytest.raises(ValueError, match="mine.py:Mine is given twice"):
         check_names([mine, mine])
@@ -116,12 +114,13 @@ def test_trackers_that_cannot_be_used_are_refused(mine: str):
         check_names([mine])
 
 
-def test_a_tracker_has_an_extra_and_doctor_looks_for_it():
+def test_a_tracker_of_a_package_has_an_extra_and_doctor_looks_for_it():
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     for name, kind in trackers.TRACKERS.items():
-        assert any(re.split("[<>=]", each)[0] == kind.package for each in extras[name])
-        assert (name, (kind.package,)) in [(extra.name, extra.packages) for extra in EXTRAS]
         assert name in trackers.CHOICES
+        assert [each.packages for each in EXTRAS if each.name == name] == [(kind.package,)] * bool(kind.package)
+        packages = [re.split("[<>=]", each)[0] for each in extras.get(name, [])]
+        assert kind.package in packages or not kind.package
 
 
 def test_track_says_what_it_sent(tmp_path: Path, mine: str, capsys):

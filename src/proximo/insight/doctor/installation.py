@@ -55,6 +55,7 @@ EXTRAS = (
     *(
         Extra(name, (kind.package,), f"the tracker {name}", f'pip install "proximo[{name}]"')
         for name, kind in TRACKERS.items()
+        if kind.package
     ),
     Extra("vllm", ("vllm",), "engines of vLLM", 'pip install "proximo[vllm]"'),
     Extra("ray", ("ray",), "ranks, engines and reward functions on a Ray cluster", 'pip install "proximo[ray]"'),
