@@ -354,7 +354,7 @@ def test_a_training_run_ends_with_its_findings(tmp_path, capsys):
         file.writelines(json.dumps(row) + "\n" for row in steps(12, outcome=0.0, solved_by_any=0.0, completions=8))
     assert main(command) == 0  # it is finished, and says so again
     out = capsys.readouterr().out
-    assert "failing, no-reward since step 10: over 10 steps no completion has an outcome above 0" in out
+    assert "failing, no-reward since step 10: over 10 steps no completion has a task score above 0" in out
     assert f"what to do first: proximo doctor {tmp_path / 'run'}" in out
     assert main([*command, "--json"]) == 0
     [found] = json.loads(capsys.readouterr().out)["findings"]

@@ -186,7 +186,7 @@ CASES = [
     ("nothing-trained", {"rejected": lambda step: float(step % 3 > 0)}, 4, "in 3 of 5", {"rejected": 0.0}),
     ("selection", LOST | {"expired_groups": 2}, 9, "11% of the groups were given up as they took", {"lost_groups": 0}),
     ("selection", LOST, 9, "tokens as a share of those kept is +0.50 ±", {"longer_lost": wobbling(0.0, 0.5)}),
-    ("selection", LOST | {"longer_lost": 0.0, "easier_lost": -0.3}, 9, "outcome is -0.30", {"easier_lost": -0.05}),
+    ("selection", LOST | {"longer_lost": 0.0, "easier_lost": -0.3}, 9, "task score is -0.30", {"easier_lost": -0.05}),
     ("huge-update", {"old_kl": from_step(1, 1.2, 0.01)}, 1, "moved the policy 1.2 nats a token", {"old_kl": 0.9}),
     ("length-explosion", LONG, 25, "100 tokens in the first 10 steps and have 210", {"truncated": 0.17}),
     ("length-explosion", LONG, 25, "25% are cut", {"length": from_step(20, 190.0, 100.0)}),
@@ -202,7 +202,7 @@ CASES = [
     ("weak-value-model", WEAK, 39, OF_VALUES, {"baseline_error__value": from_step(20, 0.225, 0.9)}),
     ("one-reward-part", PARTS, 23, "format made 100%", LEARNING),
     ("one-reward-part", PARTS | STYLE, 23, "format made 93%", {"rewards__style": lambda step: 0.002 * step}),
-    ("one-reward-part", PARTS | {"solved_by_all": 0.85}, 23, "outcome went from 0.5", {"solved_by_all": 0.92}),
+    ("one-reward-part", PARTS | {"solved_by_all": 0.85}, 23, "task score went from 0.5", {"solved_by_all": 0.92}),
     ("one-reward-part", PARTS | ONE_AND_PARTS, 23, "format made 100%", {"reward_p90": 1.5}),
     ("one-reward-part", PARTS, 23, "", {"rewards__format": lambda step: 0.001 * step}),
     (
