@@ -100,7 +100,7 @@ def naming_flags(command: str) -> str:
         f"base config (proximo {command} [PRESET | run.toml]):",
         "  run.toml              config file, such as the config.toml of a run folder",
         f"  --algorithm NAME      one of {', '.join(card.name for card in explain.CARDS)}",
-        "  --reward-model DIR    add a reward model; --rewards.task is the weight of the task's outcome",
+        "  --reward-model DIR    add a reward model; --rewards.task is the weight of the task's score",
         "presets (the first is the default):",
         *(f"  {each.name:<18} {each.what}" for each in PRESETS),
         DATA_FLAGS.rstrip(),
