@@ -20,6 +20,8 @@ from tests.mutation.faults import Fault
 from tests.mutation.training_faults import TRAINING_FAULTS
 
 FAULTS = (*LOSS_FAULTS, *TRAINING_FAULTS)
+SECONDS = 900
+"""Time in which all tests end, on two cores with another fault beside."""
 ROOT = Path(__file__).resolve().parents[2]
 # Values before laws: they are quicker, and they name the piece that broke.
 ORDER = [
@@ -98,15 +100,21 @@ def copied() -> Iterator[Path]:
 
 
 def failing(copy: Path, tests: list[str]) -> str:
-    """The first of the tests that fails, or ""."""
-    result = subprocess.run(
-        [sys.executable, "-m", "pytest", "-x", "-q", "--tb=no", "-p", "no:cacheprovider", *tests],
-        cwd=copy,
-        env=os.environ | {"PYTHONPATH": str(copy / "src"), "PYTHONDONTWRITEBYTECODE": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    """The first of the tests that fails, or ""; a fault that lets one go on for good is caught, too."""
+    try:
+        result = subprocess.run(
+            [sys.executable, "-m", "pytest", "-x", "-v", "--tb=no", "-p", "no:cacheprovider", *tests],
+            cwd=copy,
+            env=os.environ | {"PYTHONPATH": str(copy / "src"), "PYTHONDONTWRITEBYTECODE": "1"},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=SECONDS,
+        )
+    except subprocess.TimeoutExpired as late:
+        shown = late.stdout.decode(errors="replace") if isinstance(late.stdout, bytes) else late.stdout or ""
+        begun = re.findall(r"^tests/(\S+::\S.*?)(?: [A-Z]+ +\[.*)?$", shown, re.MULTILINE)
+        return f"{begun[-1] if begun else tests[0]}, which does not end"
     if result.returncode == 0:
         return ""
     found = re.search(r"^(?:FAILED|ERROR) tests/(.+?)(?: - |$)", result.stdout, re.MULTILINE)
