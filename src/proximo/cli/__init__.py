@@ -11,8 +11,9 @@ from importlib import import_module
 from typing import Any
 
 from proximo.cli.arguments import asks_for_help, nearest, refuse, say, take_switch
-from proximo.cli.help_pages import page_of, unknown_flag
+from proximo.cli.help_pages import page_of, unknown_flag, wrong_value
 from proximo.cli.naming import DEMO, first_line
+from proximo.cli.words import refuse_foreign, spelled_out
 from proximo.config.trust.permission import command_line
 from proximo.system.opening import UnsafeFile
 from proximo.system.version import __version__
@@ -154,6 +155,7 @@ def _answer(arguments: list[str], *, owns_process: bool) -> int:
         if (page := page_of(command, rest)) is not None:
             print(page, end="")
             return 0
+        refuse_foreign(command, rest)
         _refuse_unknown(command, rest)
         if (line := first_line(command, rest)) is not None and (owns_process or line == DEMO):
             say(line)
@@ -178,6 +180,8 @@ def _refuse_unknown(command: str, arguments: Sequence[str]) -> None:
     flags = [each for each in arguments if each != LOAD_CODE or command in WITHOUT_RUNS]
     if not asks_for_help(arguments) and (wrong := unknown_flag(command, flags)) is not None:
         refuse(wrong)
+    if not asks_for_help(arguments) and (wrong := wrong_value(command, flags)) is not None:
+        refuse(wrong)
 
 
 def _print_completion(shells: list[str]) -> int:
@@ -198,6 +202,7 @@ def run_command(command: str, arguments: list[str]) -> int:
     if asks_for_help(arguments) and (usage := getattr(sys.modules[run.__module__], "USAGE", None)) is not None:
         print(usage, end="")
         return 0
+    arguments = spelled_out(command, arguments)
     return run(command, arguments) if command in STAGES else run(arguments)
 
 

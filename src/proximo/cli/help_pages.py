@@ -35,6 +35,9 @@ MAX_VERSIONS = 8
 SHELLS = ("bash", "zsh", "fish")
 FLAG = re.compile(r"(?<![\w.-])(--[a-z][\w.-]*\w)(?: (\{[^}]*\}|[^\s,|│-][^\s,]*))?")
 """A flag, and the choices, default or placeholder that stands one space behind it."""
+KIND = r"\{[^}]*\}|INT|FLOAT|STR"
+TAKES = re.compile(rf"(?<![\w.-])(--[\w.-]+) ((?:{KIND})(?:\|(?:{KIND}))*)(?=,|\s*$|  )", re.MULTILINE)
+"""A flag and what it takes, as tyro draws it."""
 SWITCHES = ("True", "False")
 """Defaults of flags that need no value."""
 
@@ -161,6 +164,41 @@ def unknown_flag(command: str, arguments: Sequence[str]) -> str | None:
                 plain = [each for each in known if not each.endswith((".type", ".add")) and ".N." not in each]
                 return no_such_flag(name, plain, f"proximo {command}")
     return None
+
+
+def wrong_value(command: str, arguments: Sequence[str]) -> str | None:
+    """Complaint about the first value that the page's flag does not take; None where there is none, or no page."""
+    if (text := page(command)) is None:
+        return None
+    takes = dict(TAKES.findall(text))
+    for argument, following in zip(arguments, [*arguments[1:], "--"], strict=True):
+        name, equals, value = argument.partition("=")
+        kinds = takes.get(name.replace("_", "-"))
+        if kinds is None or name.endswith((".type", ".add")):
+            continue
+        given = value if equals else following
+        if not equals and given.startswith("--"):
+            return f"{name} needs a value: give {_spoken(kinds)}"
+        if not any(_fits(given, kind) for kind in re.findall(KIND, kinds)):
+            return f"{name} {given}: give {_spoken(kinds)}"
+    return None
+
+
+def _fits(value: str, kind: str) -> bool:
+    if kind.startswith("{"):
+        return value in kind[1:-1].split(",")
+    try:
+        {"INT": int, "FLOAT": float, "STR": str}[kind](value)
+    except ValueError:
+        return False
+    return True
+
+
+def _spoken(kinds: str) -> str:
+    """Example: _spoken("{None}|INT") == "None or a whole number"."""
+    words = {"INT": ["a whole number"], "FLOAT": ["a number"], "STR": ["a text"]}
+    found = [word for kind in re.findall(KIND, kinds) for word in words.get(kind) or kind[1:-1].split(",")]
+    return " or ".join(found)
 
 
 def _names_a_preset(command: str, arguments: Sequence[str]) -> bool:
