@@ -119,16 +119,16 @@ def test_sources_name_only_stages_that_exist():
             "J(θ) = (1/N) Σ_i Σ_t min( ρ·A, clip(ρ, 0.8, 1.28)·A )",
             "ρ = π(y_t) / π_old(y_t)",
             "A = (R − group mean) / (group std + 1e-06),  ddof 1;  0 if all R are equal",
-            "R = outcome − u · (|y| − L + C)/C where positive, at most 1;  L = completion limit, C = L/5, "
+            "R = task score − u · (|y| − L + C)/C where positive, at most 1;  L = completion limit, C = L/5, "
             "u = half of what a right answer earns more than a wrong one",
-            "over groups with both right and wrong outcomes",
+            "over groups with both right and wrong task scores",
         ]),
         (PPO, [
             "J(θ) = (1/N) Σ_i Σ_t min( ρ·A, clip(ρ, 0.8, 1.2)·A )  − 0.1 · ½(V − return)², V within ±0.2 of V_old",
             "ρ = π(y_t) / π_old(y_t)",
             "A = whitened over all sampled tokens: "
             "Σ_l (γλ)^l δ_t+l,  δ_t = R_t + γ·V_t+1 − V_t,  γ = 1, λ = 0.95",
-            "R = outcome − 0.05 · (log π − log π_ref) at every token",
+            "R = task score − 0.05 · (log π − log π_ref) at every token",
         ]),
     ],
     ids=["grpo", "gspo", "sapo", "dapo", "ppo"],

@@ -136,7 +136,8 @@ def test_prompts_are_asked_as_the_words_say():
 
 def test_an_environment_is_taken_by_config_for(tmp_path: Path):
     Path("game.py").write_text(
-        "class Game:\n    def reset(self, problem):\n        return 'go'\n    def step(self, reply):\n        return 1.0\n"
+        "class Game:\n    def reset(self, problem):\n        return 'go'\n"
+        "    def step(self, reply):\n        return 1.0\n"
     )
     config = proximo.config_for(MODEL, data=ROWS, environment="game.py:Game", max_turns=3, quiet=True)
     assert config.environment == MultiTurn("game.py:Game", max_turns=3)

@@ -90,7 +90,8 @@ def test_a_file_takes_an_algorithm_a_reward_an_environment_and_epochs_by_name():
     assert config.algorithm.kl is not None
     assert (config.algorithm.kl.coefficient, config.algorithm.gate.high) == (0.01, 0.28)  # pyright: ignore
     assert config.steps == 10
-    assert config.adapter is not None and config.adapter.rank == 4
+    assert config.adapter is not None
+    assert config.adapter.rank == 4
     assert config.task.system == "Be brief."  # pyright: ignore
     assert config.task.reward.path.endswith("rewards.py:short")  # pyright: ignore
     Path("run.toml").write_text('environment = "rewards.py:Game"\nreward = ["rewards.py:short=0.5", "ExactMatch"]\n')

@@ -78,7 +78,8 @@ def test_names_of_others_are_no_words_and_lead_to_something_that_is_there():
             assert answer.remark, name
         elif answer.ours not in {*BY_NAME, *own}:
             assert types_at(RunConfig, answer.ours.removesuffix(".type")), name
-            assert first in kinds_of(RunConfig) and rest, name
+            assert first in kinds_of(RunConfig), name
+            assert rest, name
 
 
 @pytest.mark.parametrize(

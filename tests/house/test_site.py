@@ -16,6 +16,8 @@ from tests import ROOT
 
 MADE = {"index.md", "agents.md", "contributing.md", "changelog.md", "reference/python.md", "reference/command-line.md"}
 """Pages that docs/site_hooks.py makes."""
+LOG = "log.md"
+"""A diary of the project: a page of the site, but not in its navigation."""
 CODE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\((?!https?:)(?P<target>[^)#]*)#(?P<anchor>[^)]+)\)")
 
@@ -32,8 +34,8 @@ def leaves(entry: Any) -> Iterator[str]:
 def test_every_page_is_in_the_navigation_once():
     navigation = sorted(leaves(yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]))
     pages = {str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").rglob("*.md")}
-    studies = {f"studies/{study.name}.md" for study in STUDIES}  # found through the page of all claims
-    assert navigation == sorted((pages - studies) | MADE)
+    studies = {f"studies/{study.name}.md" for study in STUDIES}  # found through the page of replication results
+    assert navigation == sorted((pages - studies - {LOG}) | MADE)
 
 
 def test_anchors_are_headings_or_rows_with_an_id():

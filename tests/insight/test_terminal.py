@@ -39,12 +39,16 @@ def test_it_prints_the_verdict_the_curves_the_events_and_a_completion(run, capsy
     assert lines[0] == "a  running, step 30 of 30"
     assert lines[1] == "learning, +60.0 points (57.2 to 62.8) of held-out accuracy in 30 steps; no warnings"
     titles = [line.split("  ")[0] for line in lines[3:6]]
-    assert titles == ["held-out accuracy", "outcome", "entropy"]  # the reward is the outcome, and the loss says nothing
+    assert titles == [
+        "held-out accuracy",
+        "task score",
+        "entropy",
+    ]  # the reward is the score, and the loss says nothing
     assert "▁▁▁▂▂" in lines[4]
     assert lines[4].rstrip().endswith("2.5% → 75.0%")
     assert lines[5].rstrip().endswith("▁  1")
     assert "step 3, resumed: \\x1b[31m[bold]red[/bold]\\u202e" in out
-    assert "newest completion, step 30, outcome 0" in out
+    assert "newest completion, step 30, task score 0" in out
     assert "2+2=\\x1b[31m[bold]red[/bold]\\u202e" in out
     assert not set(out) & set("\x1b\u202e")
 

@@ -55,7 +55,7 @@ def test_results_are_files_that_anything_reads(tmp_path):
     assert len((tmp_path / "moe.csv").read_text().splitlines()) == 61
     drawn = (tmp_path / "moe-outcome.svg").read_text()
     assert drawn.startswith("<svg")
-    assert "Outcome of the step's rollouts, seeds: 1<" in drawn
+    assert "Task score of the step's rollouts, seeds: 1<" in drawn
 
 
 def test_more_lines_than_colours_are_still_told_apart(tmp_path):

@@ -253,7 +253,7 @@ def test_explain_says_what_is_not_given():
     lines = objective(everything())
     assert lines[0].startswith("J(θ) = RootMean (formula not given) [ Wall (formula not given) − 0.5 · KL ]")
     assert lines[0].endswith("]  − (log π − log π_old)²  − FirstRow (formula not given)")
-    assert "R = outcome + Brevity (formula not given)" in lines
+    assert "R = task score + Brevity (formula not given)" in lines
     gates = next(peers for stage, _, peers in stages(everything()) if stage == "gate")
     assert [each.trl for each in gates] == ["not given"]
     assert nearest(everything()).name

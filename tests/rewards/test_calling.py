@@ -96,7 +96,7 @@ def test_functions_that_only_forbid_a_header_get_the_answer_alone():
         ),
         (
             "neither",
-            r"its parameters \(text, truth\) are of no known kind: give TRL's f\(prompts, .*verl's .*verifiers'",
+            r"its signature \(text, truth\) is not recognised: give TRL's f\(prompts, .*verl's .*verifiers'",
         ),
         ("parsed", "it needs a parser, which only a rubric gives: name the Rubric instead"),
     ],

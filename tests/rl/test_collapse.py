@@ -84,7 +84,9 @@ def test_a_run_that_collapses_ends_with_its_best_checkpoint(collapsed):
     assert (result.checkpoint.name, result.last and result.last.name) == ("step-000002", "step-000005")
     assert (result.before.accuracy, result.after.accuracy, len(result.examples)) == (0.2, 0.8, 40)
     assert sum(after.outcome for _, after in result.examples) == 32
-    assert 'as stop_on is "collapse": held-out-fall, held-out outcomes were 0.800 at best, after step 2' in result.ended
+    assert (
+        'as stop_on is "collapse": held-out-fall, held-out task scores were 0.800 at best, after step 2' in result.ended
+    )
     assert [step_of(each) for each in saved(folder / CHECKPOINTS)] == [5, 2]  # with default options, every ten steps
     assert resolve(str(folder)) == str(result.checkpoint)
     assert proximo.open_run(folder).result == result

@@ -486,7 +486,7 @@ def test_two_evaluations_are_written_alike_where_one_has_outcomes_in_between():
     ended = replace(graded, outcome=0.5)
     assert share(ended) == "50.0% (0.0% to 100.0%, 2 problems)"
     assert share(ended, graded) == "0.500 (50.0% at least 1, 2 problems)"
-    assert (measure(ended), measure(ended, graded)) == ("accuracy", "outcome")
+    assert (measure(ended), measure(ended, graded)) == ("accuracy", "task score")
     unknown = replace(ended, accuracy=math.nan, outcome=math.nan, unscored=2)
     assert (share(ended, unknown), measure(ended, unknown)) == (share(ended), "accuracy")
     assert share(unknown, ended) == "unknown (2 problems, 2 unscored)"

@@ -192,7 +192,7 @@ def test_nothing_to_rank_and_old_formats_are_refused(tmp_path):
     pq.write_table(pa.Table.from_pylist([row(0, "a", 1.0), row(0, "b", 1.0)]), folder / "step-000000.parquet")
     config = PairsConfig(str(tmp_path / "run"), str(tmp_path / "x.jsonl"))
     with pytest.raises(
-        ValueError, match=r"none of its 1 groups has completions of different outcomes.*left out: \d truncated, "
+        ValueError, match=r"none of its 1 groups has completions of different task scores.*left out: \d truncated, "
     ):
         write_pairs(config)
     pq.write_table(pa.table({"group": [0], "text": ["a"]}), folder / "step-000000.parquet")

@@ -141,7 +141,7 @@ def write(records: Sequence[Record], folder: Path, stem: str, settings: Mapping[
 
 def charts(records: Sequence[Record], folder: Path, stem: str) -> None:
     for name, key, title in (
-        ("outcome", "outcome", "Outcome of the step's rollouts"),
+        ("outcome", "outcome", "Task score of the step's rollouts"),
         ("changed", "experts_step", "Share of experts that differ after a step"),
         ("token_spread", "token_spread", "Spread of token log-ratios over a step"),
         ("entropy", "entropy", "Entropy"),

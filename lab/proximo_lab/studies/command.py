@@ -16,6 +16,7 @@ from proximo_lab.studies.folder import Laboratory, OtherDesign
 from proximo_lab.studies.page import headline, page
 from proximo_lab.studies.running import Amount, amount, chosen_rate, records, run
 from proximo_lab.studies.study import Study
+from proximo_lab.studies.wording import label, plain_words
 
 Say = Callable[[str], None]
 NOT_STARTED = "not started"
@@ -57,8 +58,8 @@ def listed(out: Path, published: Mapping[str, str] | None = None) -> list[str]:
     known = {study.name: state(study, lab) for study in STUDIES}
     for name, verdict in (published or {}).items():
         if known[name] == NOT_STARTED:
-            known[name] = f"{NOT_STARTED}; published: {verdict}"
-    lines = [f"{study.name:{width}}  {known[study.name]}  ({study.title})" for study in STUDIES]
+            known[name] = f"{NOT_STARTED}; published: {label(verdict)}"
+    lines = [f"{study.name:{width}}  {known[study.name]}  ({plain_words(study.title)})" for study in STUDIES]
     return [*lines, f"all together: {_words(amount(STUDIES, lab), cores())}"]
 
 

@@ -12,6 +12,7 @@ from proximo_lab.studies.finding import ContrastResult, Findings
 from proximo_lab.studies.record import job
 from proximo_lab.studies.running import with_rate
 from proximo_lab.studies.study import Measure, Study, design_hash
+from proximo_lab.studies.wording import label, plain_words
 
 
 def page(findings: Findings, rates: Mapping[str, float], command: str = "", known: int = 0) -> str:
@@ -22,7 +23,8 @@ def page(findings: Findings, rates: Mapping[str, float], command: str = "", know
     parts = [
         f"# {study.title}",
         *_pilot(study),
-        f"> {study.claim}\n>\n> Source: {study.source}. The wording was not compared with the paper's text.",
+        f"> {study.claim}\n>\n> Source: {plain_words(study.source)}. The wording was not compared with the paper's "
+        "text.",
         f"**Verdict: {headline(findings, first)}**",
         f"{_sentence(first)}{_incomplete(findings)}",
         f"![{study.figure} of each arm]({study.label}.svg)",
@@ -52,7 +54,8 @@ def page(findings: Findings, rates: Mapping[str, float], command: str = "", know
         f"```text\n{command or study.command}\n```",
         _seconds(findings, rates),
     ]
-    return "\n\n".join(parts) + "\n"
+    shown = (part if part.startswith("> ") else plain_words(part) for part in parts)  # a quotation stays as it is
+    return "\n\n".join(shown) + "\n"
 
 
 def _curve(study: Study) -> str:
@@ -84,7 +87,7 @@ def _words(findings: Findings, of: ContrastResult) -> str:
         there = "there is a difference, which may be less than what counts; " if of.difference.excludes_0 else ""
         return f"{word}: {there}the smallest effect we could have seen is {_plain(visible)} {of.contrast.measure.unit}"
     if word != "no verdict":
-        return word
+        return label(word)
     if not findings.is_complete:
         runs = len(findings.study.arms) * len(findings.study.seeds)
         return f"{word} yet: {len(findings.records)} of {runs} runs are done"
@@ -123,7 +126,7 @@ def _row(findings: Findings, each: ContrastResult) -> list[str]:
         signed(contrast.counts),
         _plain(measured.visible),
         str(len(measured.values)),
-        f"{word} (no room)" if word == "not detectable at this size" and not each.has_room else word,
+        f"{word} (no room)" if word == "not detectable at this size" and not each.has_room else label(word),
     ]
 
 

@@ -15,6 +15,7 @@ from proximo.losses.intervals import half_width
 from proximo.rl.evaluate import known_mean, wilson
 
 Word = Literal["holds here", "does not hold here", "not detectable at this size", "contrary", "no verdict"]
+"""Verdicts as results store them; wording.py has the labels that a reader sees."""
 
 
 @dataclass(frozen=True)

@@ -75,7 +75,7 @@ class Algorithm:
     """Eleven choices, in the order in which they act."""
 
     shape: Shape | tuple[Shape, ...] | None = None
-    """1. Outcome to reward: length penalties, KL in the reward. A tuple applies several."""
+    """1. Task score to reward: length penalties, KL in the reward. A tuple applies several."""
     keep: Keep = field(default_factory=KeepAll)
     """2. Which groups and completions train."""
     advantage: Advantage = field(default_factory=GroupNormalized)
@@ -288,7 +288,7 @@ DISTILL = replace(GRPO, advantage=TeacherKl(), weights=TokenMean(), kl=None)
 RFT = replace(GPG, keep=KeepCorrect(), advantage=Imitation())
 ONLINE_DPO = replace(RLOO, shape=None, keep=KeepMixed(), advantage=BestAgainstWorst())
 
-# Two forms that circulate in retellings of the papers, named so that they can be compared, not recommended.
+# Two forms that circulate in blog posts on the papers, named so that they can be compared, not recommended.
 
 GSPO_PRODUCT = replace(GSPO, ratio=SequenceProductRatio(), gate=Clip(0.2, 0.2))
 SAPO_SEQUENCE = replace(

@@ -61,7 +61,7 @@ def objective(algorithm: Algorithm) -> list[str]:
         lines.append(f"ρ = {ratio.replace('π_anchor', formula_of(algorithm.anchor))}")
     lines.append(f"A = {formula_of(algorithm.advantage)}")
     if algorithm.shapes:
-        lines.append(f"R = outcome {' '.join(formula_of(shape, '+ ') for shape in algorithm.shapes)}")
+        lines.append(f"R = task score {' '.join(formula_of(shape, '+ ') for shape in algorithm.shapes)}")
     if algorithm.correct is not None:
         lines.append(f"w_μ = {formula_of(algorithm.correct)}")
     if algorithm.kl is not None:

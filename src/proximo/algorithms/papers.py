@@ -205,7 +205,7 @@ CARDS = (
         "rft", algorithms.RFT, "Rejection-sampling fine-tuning", "RAFT, arXiv 2304.06767; ReST-EM, arXiv 2312.06585",
         "Sample, keep the correct completions, raise their log-probs.",
         {
-            "keep": "completions whose outcome is above 0; RAFT keeps the best of each prompt (second-hand)",
+            "keep": "completions whose task score is above 0; RAFT keeps the best of each prompt (second-hand)",
             "advantage": "1: the loss is the negative log-likelihood",
             "weights": "token mean, as in supervised fine-tuning",
         },
@@ -214,19 +214,19 @@ CARDS = (
         "online-dpo", algorithms.ONLINE_DPO, "Online DPO", "DPO, arXiv 2305.18290; online: arXiv 2402.04792",
         "DPO's loss on the best and the worst completion that the policy has just sampled for a prompt; the paper samples two.",
         {
-            "keep": "a pair needs two outcomes that differ",
+            "keep": "a pair needs two task scores that differ",
             "advantage": "the gradient of DPO's eq. 7, β 0.1, for the policy that sampled",
             "gate": "one update per batch, so that the gradient is exact",
             "weights": "log-probs of a completion are summed; a mean over prompts",
         },
     ),
     Card(
-        "gspo-product", algorithms.GSPO_PRODUCT, "GSPO as some retell it", "no paper",
+        "gspo-product", algorithms.GSPO_PRODUCT, "GSPO in some blog posts", "no paper",
         "The ratio of whole completions without the root: far too wide, its gradient |y| times GSPO's.",
-        {"ratio": "a retelling leaves out the 1/|y| of GSPO's eq. 7", "gate": "PPO's ε"},
+        {"ratio": "a blog post leaves out the 1/|y| of GSPO's eq. 7", "gate": "PPO's ε"},
     ),
     Card(
-        "sapo-sequence", algorithms.SAPO_SEQUENCE, "SAPO as some retell it", "no paper",
+        "sapo-sequence", algorithms.SAPO_SEQUENCE, "SAPO in some blog posts", "no paper",
         "A bare sigmoid on the product ratio, advantages divided by temperatures of 1 and 0.5.",
         {"advantage": "temperatures moved out of the gate", "ratio": "GSPO's, without the root", "gate": "σ(5(r − 1)), no 4/τ"},
     ),

@@ -142,7 +142,7 @@ class OpenedRun:
         return [active.finding for active in check_up(self._folder).standing]
 
     def plot(self, *metrics: str, title: str | None = None) -> Plot:
-        """A chart of metrics over steps, the outcome where none is named; held-out values are drawn next to those
+        """A chart of metrics over steps, the task score where none is named; held-out values are drawn next to those
         of training. ValueError where no step has such a metric.
 
         Example: run.plot("outcome"); run.plot("clip_low", "clip_high")

@@ -296,7 +296,7 @@ def task_of(
     data            a file, pattern, folder or hub id, or several of them as a list, each PATH or PATH=WEIGHT; or rows:
                     a list of dictionaries, a dictionary of columns, a DataFrame, a Hugging Face Dataset, an Arrow table
     evaluation      data to evaluate on, likewise, each PATH or NAME=PATH; nothing of the others is held out then
-    model           the model: questions are asked in its chat template, if it has one. None: as text
+    model           the model: questions are formatted with its chat template, if it has one. None: as text
     prompt_column, answer_columns, held_out, template, system, chat   as in tasks.File, where they are not to be
                     recognised
     rewarded        whether something else than the data's answers is rewarded, such as a function

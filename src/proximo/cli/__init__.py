@@ -80,7 +80,7 @@ Train language models by reinforcement learning, and see what each update did.
   proximo bench rollout|train|step|start --shape NAME|SIZES [--groups N] [--siblings N] [--prompt N]
                        [--lengths N|MEAN:LIMIT]
   proximo bench page   measure rollout, train, step, memory, growth or start, next to TRL and the machine's limits;
-                       or write the page of all readings
+                       or write the page of all measurements
   proximo tasks        list the tasks, with an example of each
   proximo explain NAME [--stage.field VALUE ...]
   proximo explain --all
@@ -236,5 +236,5 @@ def laboratory(name: str, asked: str) -> Callable[..., Any]:
 
     entries = entry_points(group="proximo.commands", name=name)
     if not entries:
-        refuse(f"{asked} is in the laboratory, which is not installed: {INSTALL}")
+        refuse(f"{asked} is in the package proximo-lab, which is not installed: {INSTALL}")
     return next(iter(entries)).load()

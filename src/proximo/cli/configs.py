@@ -135,7 +135,7 @@ def naming_flags(command: str, own: str) -> str:
             subsequent_indent=" " * 24,
             break_on_hyphens=False,
         ),
-        "  --reward-model DIR    add a reward model; --rewards.task is the weight of the task's outcome",
+        "  --reward-model DIR    add a reward model; --rewards.task is the weight of the task's score",
         "",
         "presets (the first is the default):",
         *(f"  {each.name:<18} {each.what}" for each in PRESETS),

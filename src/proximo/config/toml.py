@@ -224,7 +224,7 @@ def _plain(value: Any, kind: Any, path: str) -> Any:
         raise ValueError(f'{path} is the string "none", which would load as None: use another string')
     scalar = _scalar(value, union_members(kind))
     if scalar is _BROKEN:
-        raise ValueError(f"{path} is {value!r}, which would not load back: give {_words(kind)}")
+        raise ValueError(f"{path} is {value!r}: must be {_words(kind)}")
     return scalar
 
 

@@ -93,7 +93,7 @@ WORDS = (
     ),
     Word("system", "system prompt before each prompt", {"train": "task.system", "eval": "task.system"}),
     Word("template", "text of the prompt, with columns in braces", {"train": "task.template", "eval": "task.template"}),
-    Word("chat", "ask in the model's chat template, or not", {"train": "task.chat", "eval": "task.chat"}, ""),
+    Word("chat", "format with the model's chat template, or not", {"train": "task.chat", "eval": "task.chat"}, ""),
     Word(
         "environment",
         "FILE.py:CLASS that answers replies, in several turns",

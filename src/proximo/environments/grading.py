@@ -1,4 +1,4 @@
-"""A task as an environment plays it: the problems that it prepares, and the outcomes that it gives."""
+"""A task as an environment plays it: the problems that it prepares, and the task scores that it gives."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ def played(task: Task, environment: Interaction, tokenizer: PreTrainedTokenizerB
 
 
 def paying(task: Task, environment: Interaction) -> object:
-    """The environment or the task: which of them gives the outcomes of completions, and may declare their range."""
+    """The environment or the task: which of them gives the task scores of completions, and may declare their range."""
     return environment if isinstance(environment, Acting) and environment.scores else task
 
 
@@ -50,7 +50,7 @@ class PlayedTask:
         return self.environment.prepared(self.task.problem(index, split, seed), self.tokenizer)
 
     def reference(self, problem: Problem) -> str | None:
-        """The task's reference; None where the environment gives outcomes: no single text earns one."""
+        """The task's reference; None where the environment gives task scores: no single text earns one."""
         return None if self.environment.scores else self.task.reference(problem)
 
     def grade(self, problems: Sequence[Problem], completions: Sequence[Completion]) -> list[Grade]:

@@ -114,7 +114,7 @@ class Acting(Protocol):
 
     @property
     def scores(self) -> bool:
-        """True if it gives the outcome of completions; otherwise the task grades them."""
+        """True if it gives the task score of completions; otherwise the task grades them."""
         ...
 
     def check(self) -> None:

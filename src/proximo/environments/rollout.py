@@ -12,7 +12,7 @@ from proximo.environments.episode_pool import Answer, Host
 from proximo.environments.episodes import Episode
 from proximo.environments.protocol import Ask, Question
 from proximo.environments.tool_calls import THOUGHT, Call, CallFormat, spoken
-from proximo.processes.failures import Failure, plain
+from proximo.processes.failures import LABELS, Failure, plain
 from proximo.rewards.grading import note_failure
 from proximo.rewards.judges.usage import Usage
 from proximo.samplers.sampler import Stream, gathered
@@ -213,7 +213,7 @@ class EpisodeBatch:
 
     def _noted(self, what: str, failure: Failure) -> str:
         """Count a failure; returns it in a line."""
-        reason = f"{what}: {failure.kind}: {failure.message}"
+        reason = f"{what}: {LABELS.get(failure.kind, failure.kind)}: {failure.message}"
         note_failure(self.name, replace(failure, message=f"{what}: {failure.message}"))
         return reason
 

@@ -17,15 +17,16 @@ from proximo.runs.health import Finding, monitored
 from proximo.runs.health.history import number
 from proximo.runs.rollout_files import rollouts
 
+SCORE = "task score"
 CURVES = (
     ("held-out accuracy", "held_out/accuracy", True),
-    ("outcome", "outcome", True),
+    (SCORE, "outcome", True),
     ("reward", "reward", False),
     ("length", "length", False),
     ("entropy", "entropy", False),
     ("KL to the reference", "kl", False),
     ("truncated", "truncated", True),
-    ("dead groups", "dead_groups", True),
+    ("no-signal groups", "dead_groups", True),
     ("gradient norm", "gradient_norm", False),
     ("loss", "loss", False),
     ("held-out loss", "held_out/loss", False),
@@ -111,13 +112,13 @@ def spark(values: Sequence[float], width: int) -> str:
 
 
 def _curves(rows: Sequence[dict[str, Any]]) -> list[Sparkline]:
-    """The curves that the run has; the reward only if it is not the outcome, the loss only of other stages."""
+    """The curves that the run has; the reward only if it is not the task score, the loss only of other stages."""
     curves: dict[str, Sparkline] = {}
     for title, metric, is_share in CURVES:
         values = [value for row in rows if not math.isnan(value := number(row, metric))]
-        if values and not (metric == "loss" and "outcome" in curves):
+        if values and not (metric == "loss" and SCORE in curves):
             curves[title] = Sparkline(title, values, is_share and 0 <= min(values) <= max(values) <= 1)
-    if "reward" in curves and "outcome" in curves and curves["reward"].values == curves["outcome"].values:
+    if "reward" in curves and SCORE in curves and curves["reward"].values == curves[SCORE].values:
         del curves["reward"]
     return list(curves.values())
 

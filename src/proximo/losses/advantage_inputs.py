@@ -33,7 +33,7 @@ def shaped_rewards(
 
 
 def trained_rows(keep: Keep, batch: Batch) -> Bool[Tensor, " B"]:
-    """Stage 2: the scored rows without those that `keep` rejects, by their outcomes before any shaping."""
+    """Stage 2: the scored rows without those that `keep` rejects, by their task scores before any shaping."""
     return ~torch.isnan(batch.rewards) & ~left_out(keep, batch.outcome, batch.group)
 
 

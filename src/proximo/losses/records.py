@@ -44,7 +44,7 @@ class Feedback:
         return sampled(self.token_rewards.nan_to_num(nan=0.0), self.mask)
 
     def totals(self) -> Float[Tensor, " B"]:
-        """Total reward of each row: outcome plus token rewards."""
+        """Total reward of each row: task score plus token rewards."""
         return self.rewards + self.step_rewards().sum(dim=1)
 
     def gap_to(self, name: Literal["ref_logprobs", "teacher_logprobs"], reader: object) -> Tokens:

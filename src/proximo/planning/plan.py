@@ -142,7 +142,7 @@ def _remarks(config: RunConfig, holding: Holding, size: StepSize, card: DeviceCa
         remarks.append(f"{kind} is outside the packed fast path: its padded passes take more memory and time than this")
     if KeepTraits.read(config.algorithm.keep).refills:
         rounds = config.training.refill_rounds
-        remarks.append(f"groups that are all right or all wrong are sampled again: up to {rounds} rollouts a step")
+        remarks.append(f"groups that are all correct or all wrong are sampled again: up to {rounds} rollouts a step")
     positions = holding.shape.max_positions
     if positions is not None and size.prompt_tokens + size.max_tokens > positions:
         total = size.prompt_tokens + size.max_tokens

@@ -28,6 +28,8 @@ class Failure:
     """True if there is a score all the same: the lowest, since the policy has caused it."""
 
 
+LABELS = {"junk": "malformed result"}
+"""Words that people read for a kind, where they are not its name."""
 Outcome = float | Failure | None
 """Result of a function for one completion; it may return None itself."""
 
@@ -47,11 +49,11 @@ class Failures:
     def __str__(self) -> str:
         if self.graded:
             episodes = f"{self.unscored} episode{'s' * (self.unscored != 1)} failed, with the lowest reward"
-            return f"{self.grader}: {episodes} ({self.kind}): {self.example}"
+            return f"{self.grader}: {episodes} ({LABELS.get(self.kind, self.kind)}): {self.example}"
         completions = f"{self.unscored} completion{'s' * (self.unscored != 1)} unscored"
         if not self.unscored:
             completions = "fails for several completions together and for none of them alone"
-        return f"{self.grader}: {completions} ({self.kind}): {self.example}"
+        return f"{self.grader}: {completions} ({LABELS.get(self.kind, self.kind)}): {self.example}"
 
 
 @dataclass

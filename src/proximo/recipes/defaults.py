@@ -44,7 +44,7 @@ class BatchSize:
 SMALL, LARGE = BatchSize(16, 8, 4), BatchSize(32, 16, 2)
 """Batches of small models and of those from LARGE_FROM parameters on. Measured with 1e-6 on Qwen2.5-Coder-0.5B and
 GSM8K: LARGE took held-out accuracy from 26 to 41 % in 60 steps, SMALL from 30 to 35 % in 48, where half of the groups
-were all right or all wrong. The package's tiny models learn with SMALL in minutes on a CPU."""
+were all correct or all wrong. The package's tiny models learn with SMALL in minutes on a CPU."""
 LARGE_FROM = 1e8
 REASONING, THINKING = 1024, 4096
 """Completion limits, in tokens, for a model that answers and for one whose template has it think first."""

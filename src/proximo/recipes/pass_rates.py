@@ -23,7 +23,7 @@ from proximo.types import Problem, Request, Rollout
 AT_ONCE = 32
 """Problems sampled together; after each such batch their rates are written."""
 PASS_RATE, SCORED = "pass_rate", "pass_rate_samples"
-"""Columns that are added: the share of a row's scored samples with an outcome of at least 1, and their number."""
+"""Columns that are added: the share of a row's scored samples with a task score of at least 1, and their number."""
 LARGEST = 4 << 30
 """Maximum bytes of a part that is continued."""
 FORMATS = (".jsonl", ".parquet")

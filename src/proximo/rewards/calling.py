@@ -74,7 +74,7 @@ def adapted(function: Any) -> Adapted:
     if len(forms) > 1:
         raise ValueError(f"its parameters ({shown}) are of {forms[0]} and of {forms[1]}: rename those of one")
     if not forms and not takes_any:
-        raise ValueError(f"its parameters ({shown}) are of no known kind: give {TRL}, {VERL}, or {VERIFIERS}")
+        raise ValueError(f"its signature ({shown}) is not recognised: give {TRL}, {VERL}, or {VERIFIERS}")
     form = forms[0] if forms else TRL
     if form in (VERL, VERL_BATCH) and (headers := _headers(function)):
         if form == VERL_BATCH:

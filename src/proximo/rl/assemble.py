@@ -44,7 +44,7 @@ def assemble(
     spell: Spell | None = None,
 ) -> Assembled:
     """Build what the updates of a step read. `penalty_unit`: see `RunConfig.penalty_unit`. `outcome_weight`: weight of
-    the outcome, which turns may have earned, in the reward. `spell`: the text of each token, to find the ends of
+    the task score, which turns may have earned, in the reward. `spell`: the text of each token, to find the ends of
     graded steps."""
     algorithm, kl_reward = learner.algorithm, learner.kl_reward
     everyone = to_batch([*groups, *dropped], spell)
@@ -230,7 +230,7 @@ def at_their_turns(feedback: Feedback, batch: Batch, weight: float, advantage: o
     advantage of graded steps, their rewards and nothing else.
 
     A completion's sum stays the same up to rounding; so for advantages of whole completions nothing is moved, since
-    equal rewards must stay equal to the last bit. `weight` is the weight of the environment's outcome in the reward.
+    equal rewards must stay equal to the last bit. `weight` is the weight of the environment's task score in the reward.
     """
     traits = AdvantageTraits.read(advantage)
     if traits.needs_step_rewards:

@@ -55,7 +55,7 @@ def evaluate(
 
 
 def since_best(best: Sequence[Answered], now: Sequence[Answered]) -> dict[str, float]:
-    """Metrics of an evaluation beside the best one before it: the change of the mean outcome over the problems that
+    """Metrics of an evaluation beside the best one before it: the change of the mean task score over the problems that
     both could score, and its standard error, which is smaller than that of two evaluations of different problems."""
     before = {answer.problem.id: answer.outcome for answer in best}
     changes = [answer.outcome - before[answer.problem.id] for answer in now if answer.problem.id in before]
@@ -116,12 +116,12 @@ def summarised(outputs: Answers) -> Evaluation:
 
 
 def _scored(grades: Sequence[Grade]) -> list[float]:
-    """The outcomes that are known."""
+    """The task scores that are known."""
     return [grade.outcome for grade in grades if not math.isnan(grade.outcome)]
 
 
 def _shares(grades: Sequence[Grade]) -> dict[str, Any]:
-    """Accuracy with its interval, mean outcome and counts."""
+    """Accuracy with its interval, mean task score and counts."""
     scored = _scored(grades)
     right = sum(outcome >= 1 for outcome in scored)
     low, high = wilson(right, len(scored))

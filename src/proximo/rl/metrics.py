@@ -235,7 +235,7 @@ def source_metrics(groups: Sequence[Group]) -> dict[str, float]:
 
 def group_metrics(groups: Sequence[Group], *, has_verdict: bool = True) -> dict[str, float]:
     """Metrics of groups. A group without scores is dead, and neither solved nor unsolved; if the task gives no verdict,
-    so that outcomes are scores on any scale, no group is solved or unsolved."""
+    so that task scores are scores on any scale, no group is solved or unsolved."""
     seen = [_GroupStatistics.of(group.rollouts) for group in groups]
     judged = [group for group in seen if has_verdict and group.solved is not None]
     dead_solved = sum(group.is_dead and group.solved == 1 for group in judged) / len(seen)
@@ -257,7 +257,7 @@ class _GroupStatistics:
     is_dead: bool
     """True if all known rewards are equal, or none is known."""
     solved: float | None
-    """Share of the scored completions with an outcome of at least 1; None if none is scored."""
+    """Share of the scored completions with a task score of at least 1; None if none is scored."""
     spread: float
     """Standard deviation of the known rewards; NaN if there are none."""
     duplicates: float

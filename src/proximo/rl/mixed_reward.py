@@ -1,4 +1,4 @@
-"""A task with a reward mix: the task's outcome, reward models and rules."""
+"""A task with a reward mix: the task's score, reward models and rules."""
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -43,7 +43,7 @@ def with_reward_models(
     *,
     compiled: bool = True,
 ) -> Task:
-    """The task with the mix as its reward; the task itself if the mix is only its outcome. Loads the reward models.
+    """The task with the mix as its reward; the task itself if the mix is only its task score. Loads the reward models.
     `compiled` is whether these may be compiled on a GPU."""
     if mix.is_verdict:
         return task
@@ -69,7 +69,7 @@ class MixedReward:
 
     task: Task
     weight: float
-    """Weight of the task's own outcome."""
+    """Weight of the task's own score."""
     scorers: Mapping[str, tuple[float, Scorer]]
     """Rules and reward models by name, with their weights."""
     while_sampling: bool = False
@@ -87,7 +87,7 @@ class MixedReward:
 
     @property
     def reward_range(self) -> RewardRange | None:
-        """The range of the task's outcome, which the mix does not change."""
+        """The range of the task's score, which the mix does not change."""
         return reward_range(self.task)
 
     def grade(self, problems: Sequence[Problem], completions: Sequence[Completion]) -> list[Grade]:

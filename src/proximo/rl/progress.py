@@ -56,7 +56,7 @@ class ProgressLines:
 
 def summary(metrics: Mapping[str, float]) -> str:
     """The most important metrics of a step in one line."""
-    parts = [f"outcome {metrics['outcome']:.3f}", f"length {metrics['length']:.1f}"]
+    parts = [f"task score {metrics['outcome']:.3f}", f"length {metrics['length']:.1f}"]
     if "entropy" in metrics:
         parts.append(f"entropy {metrics['entropy']:.3f}")
     if "clip_low" in metrics:
@@ -76,19 +76,19 @@ def prompt_text(problem: Problem) -> str:
 
 
 def measure(*evaluations: Evaluation) -> str:
-    """Name of the number that `share` begins with: outcomes that are not right or wrong have a mean and no accuracy."""
-    return "accuracy" if _are_shares(*evaluations) else "outcome"
+    """Name of the number that `share` begins with: task scores that are not 0 or 1 have a mean and no accuracy."""
+    return "accuracy" if _are_shares(*evaluations) else "task score"
 
 
 def _are_shares(*evaluations: Evaluation) -> bool:
-    """Tell whether all that are known have outcomes of right and wrong alone."""
+    """Tell whether all that are known have task scores of right and wrong alone."""
     known = [evaluation for evaluation in evaluations if not math.isnan(evaluation.outcome)]
     return bool(known) and all(evaluation.is_share for evaluation in known)
 
 
 def share(evaluation: Evaluation, *others: Evaluation) -> str:
     """An evaluation in one line; "unknown" if no answer could be scored. `others` are those it stands beside: where one
-    of them has outcomes between right and wrong, this one is written as they are, though all of its own may be 0 or
+    of them has task scores between right and wrong, this one is written as they are, though all of its own may be 0 or
     1."""
     unscored = f", {evaluation.unscored} unscored" if evaluation.unscored else ""
     problems = f"{counted(evaluation.problems, 'problem')}{unscored}"

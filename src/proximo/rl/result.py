@@ -28,9 +28,9 @@ class Better:
     checkpoint: str
     """Name of its folder; empty where it is the model before training."""
     value: float
-    """Mean held-out outcome of the checkpoint."""
+    """Mean held-out task score of the checkpoint."""
     last: float
-    """Mean held-out outcome of the last checkpoint."""
+    """Mean held-out task score of the last checkpoint."""
 
     def __str__(self) -> str:
         what = f"{CHECKPOINTS}/{self.checkpoint}" if self.checkpoint else "the model before training"

@@ -1,4 +1,4 @@
-"""The reward of a run: the weighted sum of the task's outcome, reward models and rules."""
+"""The reward of a run: the weighted sum of the task's score, reward models and rules."""
 
 import math
 import re
@@ -47,7 +47,7 @@ class RewardModel:
 
 @dataclass(frozen=True)
 class WeightedRule:
-    """A reward without a model, added to the task's outcome."""
+    """A reward without a model, added to the task's score."""
 
     reward: Reward
     weight: float = 1.0
@@ -59,10 +59,10 @@ class WeightedRule:
 
 @dataclass(frozen=True)
 class RewardMix:
-    """The reward: a weighted sum of the task's outcome, reward models and rules. The outcome itself is unaffected."""
+    """The reward: a weighted sum of the task's score, reward models and rules. The task score itself is unaffected."""
 
     task: float = 1.0
-    """Weight of the task's outcome. 0: it is logged but not rewarded, to compare a learned reward with the true one."""
+    """Weight of the task's score. 0: it is logged but not rewarded, to compare a learned reward with the true one."""
     models: tuple[RewardModel, ...] = ()
     rules: tuple[WeightedRule, ...] = ()
     max_unscored: float = 0.5
@@ -78,7 +78,7 @@ class RewardMix:
 
     @property
     def is_verdict(self) -> bool:
-        """True if the reward is the task's outcome alone."""
+        """True if the reward is the task's score alone."""
         return self.task == 1 and not self.models and not self.rules
 
     @property
@@ -153,7 +153,7 @@ def grades_steps(task: Task) -> bool:
 def mixed_range(task: Task, environment: Interaction, mix: RewardMix) -> RewardRange | None:
     """Rewards of a wrong and a right answer in this run, all else being equal; None if not known.
 
-    These are the task's, or the environment's where it gives the outcomes, times the weight; rules and reward models
+    These are the task's, or the environment's where it gives the task scores, times the weight; rules and reward models
     add the same to both. If that weight is 0, the rules alone are added up; a reward model's scores have no known
     scale.
     """

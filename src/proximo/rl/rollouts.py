@@ -130,7 +130,7 @@ def collect(rollouts: Delivers, rule: DropRule) -> Collected:
 
 
 def is_dropped(keep: Keep, group: Group) -> bool:
-    """Tell whether a group is dropped, by the outcomes of its completions."""
+    """Tell whether a group is dropped, by the task scores of its completions."""
     return drops(keep, torch.tensor([sample.grade.verdict for sample in group.samples], dtype=torch.float64))
 
 

@@ -348,7 +348,7 @@ def _why_empty(collected: Collected, assembled: Assembled | None) -> str:
     if assembled is None:
         return (
             f"algorithm.keep dropped all {len(collected.dropped)} groups of {collected.rounds} rounds, as "
-            "KeepMixed does with equal outcomes; there was no update: the task is too hard or too easy for this model, "
-            "or raise training.refill_rounds"
+            "KeepMixed does with equal task scores; there was no update: the task is too hard or too easy for this "
+            "model, or raise training.refill_rounds"
         )
     return f"{assembled.unscored} completions could not be scored and none is left: check the grader"

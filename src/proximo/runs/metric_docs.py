@@ -11,7 +11,7 @@ OF_GATES = {name: words for gate in classes(Gate) for name, words in Description
 
 MEANINGS: Mapping[str, Mapping[str, str]] = {
     "Sampling: everything sampled for the step, dropped groups included": {
-        "outcome": "the task's own score, mean over the scored completions; 1 or more counts as correct. Equals the "
+        "outcome": "task score: mean over the scored completions; 1 or more counts as correct. Equals the "
         "reward if the task gives no score",
         "reward": "the reward that is trained on, length penalties included, mean over the scored completions; so it "
         "is in the rollouts. A KL in the reward is not in it",
@@ -27,9 +27,9 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
         "score",
         "solved_by_any": "share of the groups with a correct completion: pass@k of the rollouts",
         "solved_by_any/…": "the same for groups of 2, 4, 8, … completions, estimated from all choices of that many",
-        "dead_groups": "share of the groups whose completions all have the same reward before length penalties, or "
-        "none is scored",
-        "dead_solved": "share of all groups that are dead because every completion is correct",
+        "dead_groups": "no-signal groups: share of the groups whose completions all have the same reward before length "
+        "penalties, or none is scored",
+        "dead_solved": "share of all groups that give no signal because every completion is correct",
         "duplicates": "share of the pairs of completions in a group that are identical token by token, mean over "
         "groups",
         "duplicates_unsolved": "`duplicates` over the groups that are not solved by all completions",
@@ -56,13 +56,13 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
         "lost_groups": "number of groups that would have taught something and are not trained on; left out if 0",
         "expired_groups": "number of them that were given up because they took too long",
         "longer_lost": "how much longer the completions of dropped ones are than those trained on, as a share",
-        "easier_lost": "how much higher their outcome is",
+        "easier_lost": "how much higher their task score is",
         "passed_over": "number of prompts that the curriculum passed over",
         "sampled_tokens": "number of tokens sampled",
         "wasted_tokens": "share of the sampled tokens that are in dropped groups",
     },
     "Sources: of a task with several": {
-        "sources/…/outcome": "mean outcome of one source's scored completions",
+        "sources/…/outcome": "mean task score of one source's scored completions",
         "sources/…/accuracy": "share of one source's scored completions that are correct",
         "sources/…/completions": "number of completions of one source",
         "sources/…/unscored": "number of them without a reward",
@@ -79,7 +79,8 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
         "updates": "number of updates in the step, skipped ones included",
         "skipped_updates": "number of updates that were not applied: gradient not finite, or a spike",
         "learning_rate": "learning rate of the policy in this step",
-        "measured": "share of the trained tokens that the update metrics below cover; dead rows may be left out",
+        "measured": "share of the trained tokens that the update metrics below cover; rows without an advantage may be "
+        "left out",
         "loss": "loss of an update, all terms; its size says nothing about progress",
         "policy_loss": "policy term of the loss",
         "kl_loss": "KL term of the loss, coefficient included",
@@ -87,10 +88,11 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
         "ptx_loss": "NLL of the examples that are mixed in (ptx), a mean over their tokens, without its coefficient",
         "gradient_norm": "norm of the policy's gradient before clipping, mean over updates",
         "gradient_norm_max": "largest such norm in the step",
-        "update_entropy": "entropy of the policy per token during the updates, in nats; dead rows may be left out",
-        "gate": "share of the gradient that passes the clip or soft gate",
+        "update_entropy": "entropy of the policy per token during the updates, in nats; rows without an "
+        "advantage may be left out",
+        "gate": "gradient kept: share of the gradient that clipping or the soft gate lets through",
         "blocked": "share of the tokens whose gradient is blocked completely",
-        "clip_high": "share of the tokens that are blocked and have a positive advantage",
+        "clip_high": "clipped high: share of the tokens that are blocked and have a positive advantage",
         "clip_high/rare": "share that is blocked of the tokens with positive advantage and an old probability below "
         "0.1",
         "clip_high/unlikely": "the same for an old probability from 0.1 to 0.5",
@@ -98,17 +100,17 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
         "clip_high/sure": "the same from 0.9",
         "clip_high/old_probability": "mean old probability of the tokens that are blocked and have a positive "
         "advantage; null if there is none",
-        "clip_low": "share of the tokens that are blocked and have a negative advantage",
+        "clip_low": "clipped low: share of the tokens that are blocked and have a negative advantage",
         "positive_above": "share of the tokens with positive advantage and a ratio above the clip range",
         "positive_below": "share of the tokens with positive advantage and a ratio below the clip range",
         "negative_above": "share of the tokens with negative advantage and a ratio above the clip range",
         "negative_below": "share of the tokens with negative advantage and a ratio below the clip range",
-        "ratio": "new over old probability, as the gate gets it",
+        "ratio": "new over old probability, as it is clipped",
         "ratio_max": "largest ratio",
         "ratio_spread": "standard deviation of the ratio",
         "ratio_far": "share of the tokens whose ratio is further than 0.5 from 1",
         "log_ratio": "mean log-ratio of a token",
-        "log_ratio_max": "largest |log-ratio| that the gate got",
+        "log_ratio_max": "largest |log-ratio| that was clipped or weighted",
         "old_kl": "KL from the old policy to the new one per token, estimated by r − 1 − log r",
         "ess": "effective sample size as a share of the tokens, each weighted by its ratio; 1 is on-policy",
         "selected": "share of the tokens that the algorithm's selection picked",
@@ -161,15 +163,15 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
         "held_out/accuracy": "share of the greedy answers that are correct",
         "held_out/low": "lower end of the accuracy's 95 % interval (Wilson)",
         "held_out/high": "upper end of that interval",
-        "held_out/outcome": "mean outcome of the greedy answers",
-        "held_out/outcome_half_width": "half the width of its 95 % interval, if outcomes are not just 1 or 0",
+        "held_out/outcome": "mean task score of the greedy answers",
+        "held_out/outcome_half_width": "half the width of its 95 % interval, if task scores are not just 1 or 0",
         "held_out/reward": "mean reward of the greedy answers",
         "held_out/parts/…": "mean of one part of that reward",
         "held_out/problems": "number of problems evaluated",
-        "held_out/unscored": "number of answers without an outcome",
+        "held_out/unscored": "number of answers without a task score",
         "held_out/best_step": "step of the evaluation with the best `evaluation.metric` before this one; 0 is before "
         "training",
-        "held_out/since_best": "change of the mean outcome since that evaluation, over the same problems",
+        "held_out/since_best": "change of the mean task score since that evaluation, over the same problems",
         "held_out/since_best_error": "standard error of that change, of the differences by problem",
         "held_out/…/accuracy": "the same of one source, if the task has several; so are low, high, outcome, problems "
         "and unscored",

@@ -65,7 +65,7 @@ class Collected:
     """Seconds waited for grades after sampling; 0 if the grader keeps up with the sampler."""
 
     def outcomes(self) -> list[float]:
-        """Outcomes of everything sampled, dropped groups included; NaN if a grader failed."""
+        """Task scores of everything sampled, dropped groups included; NaN if a grader failed."""
         groups = [*self.groups, *self.dropped]
         return [rollout.grade.outcome for group in groups for rollout in group.rollouts]
 
@@ -112,7 +112,7 @@ class Assembled:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Result of an evaluation. Accuracies are from 0 to 1; an outcome of at least 1 counts as correct."""
+    """Result of an evaluation. Accuracies are from 0 to 1; a task score of at least 1 counts as correct."""
 
     accuracy: float
     """Accuracy of the greedy answers."""
@@ -122,10 +122,10 @@ class Evaluation:
     problems: int
     unscored: int
     outcome: float
-    """Mean outcome of the scored greedy answers; reward and parts are means over the same."""
+    """Mean task score of the scored greedy answers; reward and parts are means over the same."""
     reward: float
     parts: Mapping[str, float] = field(default_factory=dict)
-    """Means of the reward's parts, if it is more than the outcome."""
+    """Means of the reward's parts, if it is more than the task score."""
     k: int = 0
     """Completions sampled per problem for the fields below."""
     mean_at_k: float | None = None
@@ -136,14 +136,14 @@ class Evaluation:
     pass_low: float | None = None
     pass_high: float | None = None
     outcome_half_width: float | None = None
-    """Half the width of the mean outcome's 95 % interval, Student's t over problems; NaN for fewer than two. None where
-    each outcome is 1 or 0: the accuracy's interval is that of the outcome."""
+    """Half the width of the mean task score's 95 % interval, Student's t over problems; NaN for fewer than two. None
+    where each task score is 1 or 0: the accuracy's interval is that of the task score."""
     sources: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    """Accuracy, its interval, outcome and counts of each source, if the problems come from several."""
+    """Accuracy, its interval, task score and counts of each source, if the problems come from several."""
 
     @property
     def is_share(self) -> bool:
-        """True if accuracy is enough, because each outcome is 1 or 0."""
+        """True if accuracy is enough, because each task score is 1 or 0."""
         return self.outcome == self.accuracy
 
     def floats(self) -> dict[str, float]:

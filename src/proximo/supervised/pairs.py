@@ -27,7 +27,7 @@ class PairsConfig:
     steps: str = ":"
     """Range of steps A:B, from A up to but not including B; either may be left out."""
     by: Literal["outcome", "reward"] = "outcome"
-    """Value to rank by: the task's outcome, or the reward that was trained on."""
+    """Value to rank by: the task's score, or the reward that was trained on."""
     old: str | None = None
     """File of earlier rankings to mix in, .jsonl or .parquet."""
     old_share: float = 0.1
@@ -71,8 +71,9 @@ def write_pairs(config: PairsConfig) -> Counts:
     counts = Counts()
     rankings = list(_fresh(config, counts))
     if not rankings:
+        measure = "task score" if config.by == "outcome" else config.by
         raise ValueError(
-            f"run is {config.run!r}: none of its {counts.groups} groups has completions of different {config.by}s, "
+            f"run is {config.run!r}: none of its {counts.groups} groups has completions of different {measure}s, "
             f"so there is nothing to rank (left out: {counts.truncated} truncated, {counts.unscored} unscored and "
             f"{counts.empty} empty completions)"
         )

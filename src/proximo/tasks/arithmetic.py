@@ -27,7 +27,7 @@ class Arithmetic:
     held_out: int = 1000
     """Number of held-out problems; no ordering of their numbers is used in training."""
     chat: bool = False
-    """Ask in the model's chat template; the last number of the reply is graded."""
+    """Format with the model's chat template; the last number of the reply is graded."""
     working: bool = False
     """Allow text before the answer in a completion; its last number is graded."""
 

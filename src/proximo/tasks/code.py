@@ -23,7 +23,7 @@ from proximo.types import Completion, Grade, Problem
 
 @dataclass(frozen=True)
 class Code:
-    """Programming problems from a file, a prompt and tests per row. Outcome 1 if all tests pass, else 0.
+    """Programming problems from a file, a prompt and tests per row. Task score 1 if all tests pass, else 0.
 
     The program is the last Python block of the completion, or the whole completion. It runs in a sandbox, which this
     machine must support, with Python and its standard library only.

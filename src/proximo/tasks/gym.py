@@ -28,7 +28,7 @@ _MEMORY_MB = 4096
 
 @dataclass(frozen=True)
 class Gym:
-    """Any task of reasoning-gym, by name; endless. Its scorer gives the outcome, often with partial credit.
+    """Any task of reasoning-gym, by name; endless. Its scorer gives the task score, often with partial credit.
 
     If a completion contains <answer>...</answer>, that part is scored, otherwise all of it. Some scorers evaluate the
     text as Python, so scoring runs in a separate process. On Linux that process cannot write files, start programs or

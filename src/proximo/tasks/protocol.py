@@ -34,7 +34,7 @@ class Task(Protocol):
         ...
 
     def grade(self, problems: Sequence[Problem], completions: Sequence[Completion]) -> list[Grade]:
-        """One grade per completion; an outcome of NaN means unscored."""
+        """One grade per completion; a task score of NaN means unscored."""
         ...
 
     def reference(self, problem: Problem) -> str | None:

@@ -15,8 +15,9 @@ from proximo.types import Completion, Grade, Problem
 class Sorting:
     """Sort letters, with partial credit: `sort:dbeac=`, answer abcde; endless.
 
-    The outcome is the share of letter pairs in the right order: 1 only for the sorted string, 0 for the reversed one,
-    0.5 on average for a random order. A completion with a letter missing, added or repeated, or an empty one, scores 0.
+    The task score is the share of letter pairs in the right order: 1 only for the sorted string, 0 for the reversed
+    one, 0.5 on average for a random order. A completion with a letter missing, added or repeated, or an empty
+    one, scores 0.
     """
 
     length: int = 5

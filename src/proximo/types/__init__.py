@@ -148,22 +148,22 @@ class Grade:
     outcome: float
     """The task's own verdict, before any shaping; NaN: unscored, which is not 0."""
     parts: Mapping[str, float] = field(default_factory=dict)
-    """Named rewards that were added up; the outcome is usually one of them."""
+    """Named rewards that were added up; the task score is usually one of them."""
     applies: bool = True
     """False where every reward function returned None, "not my task": then the completion is unscored."""
     steps: tuple[tuple[int, float], ...] = ()
     """Steps of a completion that is graded step by step: characters of its text up to the end of each, and its reward.
-    The outcome is a verdict on the whole."""
+    The task score is a verdict on the whole."""
 
     @property
     def reward(self) -> float:
-        """The parts' sum, or the outcome where there are none; NaN where one of them is unscored or not finite."""
+        """The parts' sum, or the task score where there are none; NaN where one of them is unscored or not finite."""
         total = float(sum(self.parts.values())) if self.parts else self.outcome
         return total if math.isfinite(total) else math.nan
 
     @property
     def verdict(self) -> float:
-        """The outcome, or NaN where the reward is unscored: such a completion never trains."""
+        """The task score, or NaN where the reward is unscored: such a completion never trains."""
         return self.outcome + 0 * self.reward
 
 

@@ -70,8 +70,8 @@ def test_a_healthy_run(tmp_path, capsys):
     assert doctor(str(run)) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines == [
-        f"{run}: finished, 30 steps of training, held-out outcome 0.300 → 0.500",
-        "learned, +20.0 points (5.9 to 34.1) of held-out outcome in 30 steps; no warnings",
+        f"{run}: finished, 30 steps of training, held-out task score 0.300 → 0.500",
+        "learned, +20.0 points (5.9 to 34.1) of held-out task score in 30 steps; no warnings",
         "",
         "nothing is wrong",
     ]
@@ -103,12 +103,12 @@ def evaluated(step: int, right: int, problems: int = 100) -> Mapping[str, Any]:
         (
             [{"step": step} | STEP | {"outcome": step / 100 - 1} for step in range(1, 41)],
             "",
-            "learned, +0.300 (0.269 to 0.331) of the outcome in training in 40 steps; no warnings",
+            "learned, +0.300 (0.269 to 0.331) of the task score in training in 40 steps; no warnings",
         ),
         (
             steps(20),
             "",
-            "no clear change, +0.0 points (0.0 to 0.0) of the outcome in training in 20 steps; no warnings",
+            "no clear change, +0.0 points (0.0 to 0.0) of the task score in training in 20 steps; no warnings",
         ),
         (
             [{"step": 1, "loss": 3.0}, {"step": 12, "loss": 0.5}],
@@ -133,19 +133,19 @@ def graded(step: int, outcome: float, **more: float) -> dict[str, Any]:
         # Scores of any size have the interval that was measured, not that of shares: ± √2 · 70.
         (
             [graded(0, 480.0, outcome_half_width=70.0), graded(30, 525.0, outcome_half_width=70.0)],
-            "no clear change, +45.000 (−53.995 to 143.995) of held-out outcome in 30 steps",
+            "no clear change, +45.000 (−53.995 to 143.995) of held-out task score in 30 steps",
         ),
         # At first all answers are wrong, and their interval is Wilson's.
         (
             [evaluated(0, 0), graded(30, 0.6, accuracy=0.2, outcome_half_width=0.05)],
-            "learned, +60.0 points (53.8 to 66.2) of held-out outcome in 30 steps",
+            "learned, +60.0 points (53.8 to 66.2) of held-out task score in 30 steps",
         ),
         # Of a run of an earlier version: shares are accurate to 1/√problems, of others nothing is known.
         (
             [graded(0, 0.5), graded(30, 0.6)],
-            "no clear change, +10.0 points (−8.3 to 28.3) of held-out outcome in 30 steps",
+            "no clear change, +10.0 points (−8.3 to 28.3) of held-out task score in 30 steps",
         ),
-        ([graded(0, 480.0), graded(30, 525.0)], "held-out outcome 480 → 525 in 30 steps"),
+        ([graded(0, 480.0), graded(30, 525.0)], "held-out task score 480 → 525 in 30 steps"),
     ],
 )
 def test_graded_answers_have_the_interval_that_was_measured(tmp_path, evaluations, said):
@@ -354,7 +354,7 @@ def test_a_training_run_ends_with_its_findings(tmp_path, capsys):
         file.writelines(json.dumps(row) + "\n" for row in steps(12, outcome=0.0, solved_by_any=0.0, completions=8))
     assert main(command) == 0  # it is finished, and says so again
     out = capsys.readouterr().out
-    assert "failing, no-reward since step 10: over 10 steps no completion has an outcome above 0" in out
+    assert "failing, no-reward since step 10: over 10 steps no completion has a task score above 0" in out
     assert f"what to do first: proximo doctor {tmp_path / 'run'}" in out
     assert main([*command, "--json"]) == 0
     [found] = json.loads(capsys.readouterr().out)["findings"]

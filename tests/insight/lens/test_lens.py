@@ -135,7 +135,7 @@ def test_a_soft_gate_that_is_nearly_shut_is_no_clip(tmp_path):
     assert not seen.through[MASK].any()
     assert set(seen.state[MASK].tolist()) == {SOFT}
     assert sentence(fixture_step(tmp_path, far), SAPO, 0, 0) == (
-        "A > 0 and ratio 148.4132: the gate passes 0.0% of the gradient at temperature 1"
+        "A > 0 and ratio 148.4132: the gate keeps 0.0% of the gradient at temperature 1"
     )
 
 
@@ -179,8 +179,8 @@ WHOLE = "the full gradient passes, and"
 DUAL = replace(GRPO, gate=Clip(0.2, 0.2, dual=3.0))
 SENTENCES = [
     # algorithm, row, token, state, words
-    (GRPO, 0, 0, HIGH, "A > 0 and ratio 1.3499 > 1.2, the gate's upper edge: no gradient"),
-    (GRPO, 1, 1, LOW, "A < 0 and ratio 0.7047 < 0.8, the gate's lower edge: no gradient"),
+    (GRPO, 0, 0, HIGH, "A > 0 and ratio 1.3499 > 1.2, the upper clip bound: no gradient"),
+    (GRPO, 1, 1, LOW, "A < 0 and ratio 0.7047 < 0.8, the lower clip bound: no gradient"),
     (GRPO, 0, 1, OPEN, f"ratio 0.9048 is within bounds: {WHOLE} raises this token's probability"),
     (GRPO, 2, 1, OPEN, f"ratio 1.1052 is within bounds: {WHOLE} lowers this token's probability"),
     (GRPO, 0, 3, OPEN, f"ratio 0.6703 < 0.8, but A > 0 pulls it back: {WHOLE} raises this token's probability"),
@@ -188,17 +188,17 @@ SENTENCES = [
     (DUAL, 2, 2, TokenState.DUAL, "A < 0 and ratio 3.6693 > 3, the dual clip: no gradient"),
     (GMPO, 0, 2, OPEN, f"ratio 1.0513 is within bounds: {WHOLE} raises this token's probability"),
     (GMPO, 2, 2, OPEN, f"ratio 3.6693 > 1.4918, but A < 0 pulls it back: {WHOLE} lowers this token's probability"),
-    (GSPO, 3, 0, HIGH, "A > 0 and ratio 1.2461 > 1.0004, the gate's upper edge: no gradient"),
+    (GSPO, 3, 0, HIGH, "A > 0 and ratio 1.2461 > 1.0004, the upper clip bound: no gradient"),
     (
         GSPO, 1, 0, LOW,
-        "A < 0 and the completion's ratio 0.9512 (this token's own 1.284) < 0.9997, the gate's lower edge: no gradient",
+        "A < 0 and the completion's ratio 0.9512 (this token's own 1.284) < 0.9997, the lower clip bound: no gradient",
     ),
-    (SAPO, 0, 0, SOFT, "A > 0 and ratio 1.3499: the gate passes 97.0% of the gradient at temperature 1"),
-    (SAPO, 1, 1, SOFT, "A < 0 and ratio 0.7047: the gate passes 97.6% of the gradient at temperature 1.05"),
+    (SAPO, 0, 0, SOFT, "A > 0 and ratio 1.3499: the gate keeps 97.0% of the gradient at temperature 1"),
+    (SAPO, 1, 1, SOFT, "A < 0 and ratio 0.7047: the gate keeps 97.6% of the gradient at temperature 1.05"),
     (SAPO, 0, 1, OPEN, f"ratio 0.9048 is near 1: {WHOLE} raises this token's probability"),
     (
         replace(DAPO, gate=CappedScore(high=1.0)), 2, 2, SOFT,
-        "A < 0 and ratio 3.6693: the gate passes 54.5% of the gradient",
+        "A < 0 and ratio 3.6693: the gate keeps 54.5% of the gradient",
     ),
     (RLOO, 0, 0, OPEN, f"ratio 1, and nothing is clipped: {WHOLE} raises this token's probability"),
     # The highest of (A − mean)·(log π − mean): −0.866 · (−1.55 + 0.803) = 0.647
@@ -245,7 +245,7 @@ def test_gspo_is_quoted_with_as_many_digits_as_tell_a_ratio_from_its_edge(tmp_pa
     barely = torch.zeros_like(OLD)
     barely[3, 0] = 4.0002e-4
     words = sentence(fixture_step(tmp_path, barely), GSPO, 3, 0)
-    assert words == "A > 0 and ratio 1.0004001 > 1.0004, the gate's upper edge: no gradient"
+    assert words == "A > 0 and ratio 1.0004001 > 1.0004, the upper clip bound: no gradient"
 
 
 def two_groups(folder: Path, **changes) -> StoredStep:
@@ -270,11 +270,11 @@ def test_a_dead_group_leaves_the_denominator_of_an_algorithm_that_would_drop_it(
     assert sentence(step, GRPO, 2, 1) == dead
     assert TokenState(int(other.state[2, 1])) == TokenState.IDLE
     assert sentence(step, DAPO, 2, 1, GRPO) == (
-        "all outcomes of its group are the same: this algorithm leaves it out, and out of the denominator"
+        "all task scores of its group are the same: this algorithm leaves it out, and out of the denominator"
     )
     assert own.notes == ("no reference was stored: its KL in the loss is left out",)
     assert other.notes == (
-        "2 completions of groups with equal outcomes are left out of the update and its denominator",
+        "2 completions of groups with equal task scores are left out of the update and its denominator",
     )
 
 
@@ -310,7 +310,7 @@ def test_rows_that_did_not_train_say_why(tmp_path):
         "its completion is unscored: the grader failed, so it is in no term and no denominator"
     )
     assert sentence(step, DAPO, 3, 0) == "its completion is in no update"
-    assert sentence(step, DAPO, 5, 0) == "its group was dropped before the update: all outcomes are the same"
+    assert sentence(step, DAPO, 5, 0) == "its group was dropped before the update: all task scores are the same"
     assert_close(seen.weights[:2], torch.full((2, 2), 1 / 4))
     assert seen.advantages[2].tolist() == [0.0, 0.0]
 

@@ -123,7 +123,7 @@ def test_one_run_begins_with_its_verdict_and_its_figures_can_be_read_closely(win
     window.page.focus("[data-chart=outcome]")
     window.page.keyboard.press("ArrowRight")
     window.page.keyboard.press("ArrowRight")
-    said = f"Outcome, step 2: {name('grpo', 0)} 23 %"
+    said = f"Task score, step 2: {name('grpo', 0)} 23 %"
     assert window.page.locator("[data-chart=outcome]").get_attribute("aria-label") == said
     assert window.page.inner_text("[aria-live=polite].unseen") == said
     window.page.keyboard.press("ArrowDown")

@@ -200,7 +200,7 @@ def test_fates_of_groups_are_named(mixed):
     told = reader.step(mixed, {"step": "3"})
     assert [(group["fate"], group["why"]) for group in told["groups"]] == [
         ("trained", ""),
-        ("dead", "dead: every reward is 1"),
+        ("dead", "no signal: every reward is 1"),
         ("unscored", "unscored: no grader could judge it"),
         ("trained", "1 unscored"),
         ("dropped", "dropped before training: every reward is 0"),

@@ -194,7 +194,7 @@ def test_pointing_at_a_token_says_its_numbers_and_why(window, page, root):
     numbers = dict(window.page.evaluate(script))
     assert numbers["old policy"] == "−0.7"
     assert numbers["before the update"] == "−1.1"
-    assert numbers["ratio at the gate"] == "0.6703"
+    assert numbers["ratio that is clipped"] == "0.6703"
     assert numbers["weight"] == "0.0625"
     window.page.mouse.move(5, 5)
     window.until("() => !document.querySelector('.card')")
@@ -297,7 +297,7 @@ def test_filters_orders_and_search(window, page):
     opened(window, page, run="mixed", step=0)
     assert cells(window) == {"0": [0, 1, 2, 3], "1": [4, 5], "2": [6, 7], "3": [8, 9]}
     rows = window.page.locator("tr.group")
-    assert "dead: every reward is 1" in rows.nth(1).inner_text()
+    assert "no signal: every reward is 1" in rows.nth(1).inner_text()
     assert "unscored" in rows.nth(2).inner_text()
     assert "dropped" in rows.nth(3).inner_text()
     assert window.page.get_attribute("tr[data-group='1']", "class") == "group dead"

@@ -98,8 +98,8 @@ def has_ink(window: Window, chart: str) -> bool:
 
 def test_stability_shows_what_the_gate_did_on_one_axis(window, page, runs):
     charts = opened(window, page, "held_back", run="grpo", tab="stability")
-    assert drawn(charts["held_back"], "grpo", "clip low") == logged(runs / "grpo", "clip_low")
-    assert drawn(charts["held_back"], "grpo", "clip high") == logged(runs / "grpo", "clip_high")
+    assert drawn(charts["held_back"], "grpo", "clipped low") == logged(runs / "grpo", "clip_low")
+    assert drawn(charts["held_back"], "grpo", "clipped high") == logged(runs / "grpo", "clip_high")
     assert len(charts["held_back"]["lines"]) == 2
     for name in ("kl", "ratio_spread", "ratio_max", "ess", "sampler_gap"):
         assert drawn(charts[name], "grpo") == logged(runs / "grpo", name)

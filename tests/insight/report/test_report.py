@@ -153,7 +153,7 @@ def test_curves_are_drawn_through_the_rows(run):
         (step, pytest.approx(value, rel=0.01)) for step, value in enumerate(values, start=1)
     ]
     wanted = {
-        "Outcome",
+        "Task score",
         "Length",
         "Entropy",
         "KL to the reference",
@@ -172,7 +172,7 @@ def _polyline(svg: str) -> list[tuple[str, str]]:
 def test_held_out_values_stand_at_their_steps(run):
     found = [(row["step"], row["held_out/outcome"]) for row in rows(run, "metrics") if "held_out/outcome" in row]
     assert [step for step, _ in found] == [0, 2, STEPS]
-    said = dict(re.findall(r">step (-?\d+) · [^<]*held-out ([^< ]*)", charts(run)["Outcome"]))
+    said = dict(re.findall(r">step (-?\d+) · [^<]*held-out ([^< ]*)", charts(run)["Task score"]))
     assert {int(step): float(value) for step, value in said.items()} == {
         step: pytest.approx(value, abs=1e-3) for step, value in found
     }
@@ -190,7 +190,7 @@ def test_clips_and_soft_gates_share_an_axis(tmp_path):
         ("soft", SAPO, 0.9, {"clip_high": 0.0, "clip_low": 0.0}, ["0.1"]),
     ]:
         metrics = [{"step": step, "outcome": 0.5, "gate": gate, **shares} for step in range(3)]
-        svg = charts(write_run(tmp_path / name, metrics, algorithm=algorithm))["Held back by the gate"]
+        svg = charts(write_run(tmp_path / name, metrics, algorithm=algorithm))["Clipped"]
         assert re.findall(r'<text class="label"[^>]*>([^<]*)<', svg) == expected
 
 
@@ -227,7 +227,8 @@ def test_answers_before_and_after_are_those_of_the_result(run):
     prompt = before["problem"].removeprefix("arithmetic-") + "="
     wanted = sum(map(int, prompt[:-1].split("+")))
     assert (
-        f"{prompt}{wanted}{before['text']} outcome 0 · {len(before['tokens'])} tokens{after['text']} outcome 0" in said
+        f"{prompt}{wanted}{before['text']} task score 0 · {len(before['tokens'])} tokens{after['text']} task score 0"
+        in said
     )
 
 
@@ -384,7 +385,7 @@ def test_values_that_are_no_numbers_are_not_drawn(tmp_path):
     odd = [None, "x", True, [1], {"a": 1}, 1e300, math.inf, 10**400]
     metrics = [{"step": step, "outcome": value, "entropy": 0.5} for step, value in enumerate(odd)]
     drawn = charts(write_run(tmp_path / "a", [*metrics, {"step": "seven", "outcome": 1.0}, {"outcome": 1.0}]))
-    assert "Outcome" not in drawn
+    assert "Task score" not in drawn
     assert len(_polyline(drawn["Entropy"])) == len(odd)
 
 

@@ -12,6 +12,7 @@ from proximo_lab.studies.atlas.claims import CLAIMS
 from proximo_lab.studies.atlas.page import NO_VERDICT, NOT_RUN, PAGE, atlas, atlas_rows
 from proximo_lab.studies.designs import STUDIES
 from proximo_lab.studies.study import design_hash
+from proximo_lab.studies.wording import plain_words
 from tests import ROOT
 
 PAGES = ROOT / "docs/studies"
@@ -81,17 +82,17 @@ def test_numbers_of_several_studies_say_whose_they_are(tmp_path):
         (tmp_path / f"{study.name}.json").write_text(json.dumps(facts | {"contrasts": [contrast]}))
     row = list(atlas_rows(tmp_path))[56]
     assert row.measured.startswith(
-        "`five-length`: b learns more: +0.2 share (+0.1 to +0.3, 5 seeds), holds here. "
-        "`five-chain`: b learns more: +0.3 share (+0.2 to +0.4, 5 seeds), holds here. `five-mixture`: "
+        "`five-length`: b learns more: +0.2 share (+0.1 to +0.3, 5 seeds), reproduced. "
+        "`five-chain`: b learns more: +0.3 share (+0.2 to +0.4, 5 seeds), reproduced. `five-mixture`: "
     )
 
 
 @pytest.mark.parametrize(
     ("low", "high", "word"),
     [
-        (-0.01, 0.0, "holds here"),  # nothing is lost without it
-        (0.03, 0.05, "holds here"),  # much is gained
-        (-0.06, -0.03, "does not hold here"),  # much is lost
+        (-0.01, 0.0, "reproduced"),  # nothing is lost without it
+        (0.03, 0.05, "reproduced"),  # much is gained
+        (-0.06, -0.03, "not reproduced"),  # much is lost
         (-0.03, 0.02, "not detectable at this size: 0.025 share could have been seen"),  # a loss is not excluded
     ],
 )
@@ -108,10 +109,10 @@ def test_what_is_not_needed_may_be_left_out_without_a_loss(tmp_path, low, high, 
 @pytest.mark.parametrize(
     ("low", "high", "word"),
     [
-        (-0.2, 0.4, "holds here"),  # five of eight fewer collapses with it are excluded
-        (-0.9, -0.5, "does not hold here"),  # it saves most
+        (-0.2, 0.4, "reproduced"),  # five of eight fewer collapses with it are excluded
+        (-0.9, -0.5, "not reproduced"),  # it saves most
         (-0.7, 0.03, "not detectable at this size: 0.5 share of the seeds could have been seen"),
-        (0.6, 0.9, "holds here"),  # it does harm
+        (0.6, 0.9, "reproduced"),  # it does harm
     ],
 )
 def test_what_is_not_needed_brings_nothing_where_it_is_added(tmp_path, low, high, word):
@@ -127,13 +128,13 @@ def test_what_is_not_needed_brings_nothing_where_it_is_added(tmp_path, low, high
 def test_a_claim_is_decided_by_the_study_that_was_made_for_it():
     [row] = [row for row in atlas_rows(PAGES) if row.claim.number == 11]
     assert next(iter(row.contrasts)) == "sapo"
-    assert row.verdict.startswith("contrary")
+    assert row.verdict.startswith("opposite effect")
     assert all(claim.decides in {"", *(study.name for study in STUDIES)} for claim in CLAIMS)
 
 
 def test_what_a_verdict_leaves_open_is_said_beside_it():
     [row] = [row for row in atlas_rows(PAGES) if row.claim.number == 46]
-    assert row.verdict.startswith("holds here: after the fall, while from 4 steps before it")
+    assert row.verdict.startswith("reproduced: after the fall, while from 4 steps before it")
 
 
 def test_the_page_is_what_is_known():
@@ -154,7 +155,7 @@ def test_a_damaged_file_is_a_study_that_was_not_run(tmp_path, text):
 
 def test_no_verdict_without_an_interval():
     for row in atlas_rows(PAGES):
-        if row.verdict.partition(":")[0] not in ("exact", "exactly wrong", NO_VERDICT, NOT_RUN):
+        if row.verdict.partition(":")[0] not in ("proven", "proven false", NO_VERDICT, NOT_RUN):
             assert re.search(r"[(][+−]?[0-9.]+ to [+−]?[0-9.]+", row.measured), row.claim
 
 
@@ -172,7 +173,7 @@ def test_a_page_says_what_its_study_says(study):
     """Caveats and what was noticed afterwards are sentences of the study, which a page from earlier runs could lack."""
     page = (PAGES / f"{study.name}.md").read_text()
     for sentence in (*study.caveats, *study.afterwards):
-        assert f"\n- {sentence}\n" in page, sentence
+        assert f"\n- {plain_words(sentence)}\n" in page, sentence
     assert design_hash(study) in page
 
 

@@ -30,6 +30,7 @@ from proximo_lab.studies.record import SECONDS, Record, essence, job, read, writ
 from proximo_lab.studies.running import arm_jobs, chosen_rate, tuning_jobs, with_rate
 from proximo_lab.studies.study import Arm, Contrast, Measure, Study, Tuning, design_hash
 from proximo_lab.studies.verdicts import stored_verdicts
+from proximo_lab.studies.wording import label
 from tests import ROOT
 from tests.run_processes import RunStarter
 
@@ -84,22 +85,23 @@ def runs(**means: float) -> dict[tuple[str, int], Record]:
 
 
 @pytest.mark.parametrize(
-    ("helped", "said"),
+    ("helped", "stored", "said"),
     [
-        (0.2, "holds here"),
-        (-0.2, "contrary"),
-        (0.0, "does not hold here"),
+        (0.2, "holds here", "reproduced"),
+        (-0.2, "contrary", "opposite effect"),
+        (0.0, "does not hold here", "not reproduced"),
         (
             0.09,
+            "not detectable at this size",
             "not detectable at this size: there is a difference, which may be less than what counts; the smallest "
             "effect we could have seen is 0.029 share",
         ),
     ],
 )
-def test_a_study_says_what_it_found(helped, said):
+def test_a_study_says_what_it_found(helped, stored, said):
     found = findings(STUDY, runs(helped=helped))
     assert headline(found, found.contrasts[0]) == said
-    assert found.to_dict()["contrasts"][0]["verdict"] == said.partition(":")[0]
+    assert found.to_dict()["contrasts"][0]["verdict"] == stored
 
 
 def test_where_nothing_is_seen_the_smallest_visible_effect_is_named():
@@ -136,7 +138,7 @@ def test_the_page_has_what_a_reader_needs_and_the_same_bytes_again():
     assert text == page(findings(STUDY, runs(helped=0.2)), {"base": 1e-5})
     for wanted in (
         "> It helps.",
-        "**Verdict: holds here**",
+        "**Verdict: reproduced**",
         "+0.2 share (+0.171 to +0.229)",
         "4 seeds",
         design_hash(STUDY),
@@ -220,8 +222,8 @@ def test_a_pilot_has_other_files_fewer_seeds_and_says_so():
     assert design_hash(pilot) != design_hash(STUDY)
     assert "**A pilot" in page(findings(pilot, {}), {})
     found = findings(pilot, {key: each for key, each in runs(helped=0.2).items() if key[1] in pilot.seeds})
-    assert headline(found, found.contrasts[0]) == "only a pilot: holds here"
-    assert "**Verdict: only a pilot: holds here**" in page(found, {})
+    assert headline(found, found.contrasts[0]) == "only a pilot: reproduced"
+    assert "**Verdict: only a pilot: reproduced**" in page(found, {})
 
 
 def test_a_record_is_read_as_it_was_written_and_a_damaged_one_is_none(tmp_path):
@@ -396,7 +398,7 @@ def test_the_command_lists_says_how_much_and_refuses(tmp_path, monkeypatch, caps
     assert main(["study"]) == 0
     said = capsys.readouterr().out
     assert said.count("not started") == len(STUDIES)
-    assert f"clip-higher         not started; published: {stored_verdicts()['clip-higher']}  (" in said
+    assert f"clip-higher         not started; published: {label(stored_verdicts()['clip-higher'])}  (" in said
     hours = float(re.findall(r"left: about ([0-9.]+) h with 2 processes", said)[0])
     assert hours < 12, "the whole laboratory on two cores"
     assert main(["study", "clip-higher", "--quick", "--dry-run", "--processes", "2"]) == 0

@@ -107,5 +107,5 @@ def test_the_table_shows_outcomes_where_answers_are_graded():
     lines = table([Round(1, 0.0, 0.0, None, None, 0, (0.5, 0.625))]).splitlines()
     assert lines[1:] == [
         "    1            0.500  0.625   ",
-        "held out: mean outcomes, since answers are not just right or wrong",
+        "held out: mean task scores, since answers are not just right or wrong",
     ]

@@ -150,7 +150,9 @@ def test_a_function_that_breaks_is_refused_with_its_own_words(tmp_path: Path):
     task = File(rows(tmp_path, ["a", "b", "c"]), reward=PythonFunction(f"{HOSTILE}:returns_none"), held_out=0.3)
     with pytest.raises(GraderFailed, match="no text could be scored, of 2 problems") as error:
         calibrate(task, 0)
-    assert "hostile_rewards.py:returns_none: 6 completions unscored (junk): it returned NoneType" in str(error.value)
+    assert "hostile_rewards.py:returns_none: 6 completions unscored (malformed result): it returned NoneType" in str(
+        error.value
+    )
 
 
 def test_a_rule_that_breaks_does_not_call_right_answers_wrong():

@@ -129,19 +129,19 @@ OF_VALUES = "squared error of the value model is 0.25, that of the group mean 0.
 
 CASES = [
     # rule, the run that shows it, at which step, what is said; what is else in a run near it
-    ("no-reward", NOTHING, 9, "the outcome of all 2560 is 0", {"outcome": from_step(9, 1 / 256, 0.0)}),
+    ("no-reward", NOTHING, 9, "the task score of all 2560 is 0", {"outcome": from_step(9, 1 / 256, 0.0)}),
     ("no-reward", NOTHING | {"outcome": -1.0}, 9, "2560 is -1", {"solved_by_any": from_step(9, 0.03, 0.0)}),
     ("no-reward", NOTHING, 9, "above 0", {"reward_spread": 0.2}),
     ("no-reward", ONE_SIBLING, 9, "above 0", {"reward": lambda step: 0.01 * step}),
     ("no-reward", ONE_SIBLING, 9, "above 0", {"reward_p90": 0.1}),
     ("no-reward", NOTHING, 9, "above 0", {"outcome": from_step(5, 0.0, -4.0)}),  # a distance that is gone
-    ("dead-groups", STUCK, 9, "60% of the samples taught nothing", {"dead_solved": 0.25}),
+    ("dead-groups", STUCK, 9, "60% of the samples were in no-signal groups", {"dead_solved": 0.25}),
     ("dead-groups", STUCK | {"dead_rows": 0.0, "wasted_tokens": 0.7}, 9, "another 10%", {"wasted_tokens": 0.0}),
     (
         "dead-groups",
         STUCK | {"solved_by_any": 0.0},
         9,
-        "(no outcome reaches 1 in 100% of the groups)",
+        "(no task score reaches 1 in 100% of the groups)",
         {"dead_rows": 0},
     ),
     (
@@ -174,10 +174,10 @@ CASES = [
     ("entropy-collapse", COLLAPSED, 25, "", {"entropy": from_step(20, 0.14, 0.4)}),
     ("entropy-collapse", COLLAPSED | {"solved_by_any": None}, 25, "while rewards do not rise", {"solved_by_any": 0.9}),
     ("sudden-collapse", SUDDEN, 2, "entropy was 0.4 nats a token at step 1 and is 0.0195", {"solved_by_any": 0.95}),
-    ("sudden-collapse", SUDDEN, 2, "the outcome went from 0.5 to 0", {"entropy": from_step(1, 0.03, 0.4)}),
+    ("sudden-collapse", SUDDEN, 2, "the task score went from 0.5 to 0", {"entropy": from_step(1, 0.03, 0.4)}),
     ("sudden-collapse", SUDDEN, 2, "", {"outcome": from_step(1, 0.6, 0.5)}),
     ("entropy-rise", RISING, 25, "0.4 nats a token in the first 10 steps and is 1.2", {"entropy": wobbling(0.8, 0.3)}),
-    ("entropy-rise", RISING, 25, "outcomes do not rise", LEARNING),
+    ("entropy-rise", RISING, 25, "task scores do not rise", LEARNING),
     ("nothing-trained", {"rejected": 1.0, "gradient_norm": 0.0}, 4, "100% of the tokens rejected", TRAINED),
     ("nothing-trained", {"masked": 0.97}, 4, "in 5 of 5 steps nothing was trained; the last: 97%", {"masked": 0.6}),
     ("nothing-trained", {"gradient_norm_max": 0.0}, 4, "the gradient was 0", {"gradient_norm_max": 1e-7}),
@@ -186,7 +186,7 @@ CASES = [
     ("nothing-trained", {"rejected": lambda step: float(step % 3 > 0)}, 4, "in 3 of 5", {"rejected": 0.0}),
     ("selection", LOST | {"expired_groups": 2}, 9, "11% of the groups were given up as they took", {"lost_groups": 0}),
     ("selection", LOST, 9, "tokens as a share of those kept is +0.50 ±", {"longer_lost": wobbling(0.0, 0.5)}),
-    ("selection", LOST | {"longer_lost": 0.0, "easier_lost": -0.3}, 9, "outcome is -0.30", {"easier_lost": -0.05}),
+    ("selection", LOST | {"longer_lost": 0.0, "easier_lost": -0.3}, 9, "task score is -0.30", {"easier_lost": -0.05}),
     ("huge-update", {"old_kl": from_step(1, 1.2, 0.01)}, 1, "moved the policy 1.2 nats a token", {"old_kl": 0.9}),
     ("length-explosion", LONG, 25, "100 tokens in the first 10 steps and have 210", {"truncated": 0.17}),
     ("length-explosion", LONG, 25, "25% are cut", {"length": from_step(20, 190.0, 100.0)}),
@@ -198,11 +198,11 @@ CASES = [
     ("sampler-gap", BEHIND, 9, "uncorrected", {"mismatch_kl": lambda step: 0.1 * (step % 4 == 0)}),
     ("sampler-gap", BEHIND | {"correction": 1.0, "mismatch_ess": 0.4}, 9, "sample size is 40%", {"mismatch_ess": 0.6}),
     ("clip-saturation", SATURATED, 19, "60% of the gradient (50% of the tokens clipped above, 10% below)", LEARNING),
-    ("clip-saturation", SATURATED, 19, "outcomes do not rise", {"gate": 0.6}),
+    ("clip-saturation", SATURATED, 19, "task scores do not rise", {"gate": 0.6}),
     ("weak-value-model", WEAK, 39, OF_VALUES, {"baseline_error__value": from_step(20, 0.225, 0.9)}),
     ("one-reward-part", PARTS, 23, "format made 100%", LEARNING),
     ("one-reward-part", PARTS | STYLE, 23, "format made 93%", {"rewards__style": lambda step: 0.002 * step}),
-    ("one-reward-part", PARTS | {"solved_by_all": 0.85}, 23, "outcome went from 0.5", {"solved_by_all": 0.92}),
+    ("one-reward-part", PARTS | {"solved_by_all": 0.85}, 23, "task score went from 0.5", {"solved_by_all": 0.92}),
     ("one-reward-part", PARTS | ONE_AND_PARTS, 23, "format made 100%", {"reward_p90": 1.5}),
     ("one-reward-part", PARTS, 23, "", {"rewards__format": lambda step: 0.001 * step}),
     (
@@ -245,12 +245,22 @@ ZERO = NOTHING | {"outcome": 0.01, "reward": 0.01, "solved_by_any": 0.1, "reward
 @pytest.mark.parametrize(
     ("sick", "before", "said", "changes"),
     [
-        (NOTHING, None, "none of the first 256 completions has an outcome above 0, and 2% are cut", {"outcome": 0.1}),
-        (NOTHING, 0.0, "2% are cut at the limit; held-out outcomes were 0 before training (1000 problems)", ZERO | CUT),
+        (NOTHING, None, "none of the first 256 completions has a task score above 0, and 2% are cut", {"outcome": 0.1}),
+        (
+            NOTHING,
+            0.0,
+            "2% are cut at the limit; held-out task scores were 0 before training (1000 problems)",
+            ZERO | CUT,
+        ),
         (NOTHING | {"outcome": -1.0}, None, "none of the first 256", {"reward_spread": 0.2}),
-        (CUT, None, "97% of the first 256 completions are cut at the limit; their mean outcome: 0.1", {"outcome": 0.6}),
-        (CUT, 0.2, "held-out outcomes were 0.2 before training", {"truncated": 0.9}),
-        (ZERO, 0.0, "the mean outcome of the first 256 completions is 0.01; held-out", {"outcome": 0.05}),
+        (
+            CUT,
+            None,
+            "97% of the first 256 completions are cut at the limit; their mean task score: 0.1",
+            {"outcome": 0.6},
+        ),
+        (CUT, 0.2, "held-out task scores were 0.2 before training", {"truncated": 0.9}),
+        (ZERO, 0.0, "the mean task score of the first 256 completions is 0.01; held-out", {"outcome": 0.05}),
         (NOTHING, None, "none of the first", {"completions": 6}),
         (NOTHING, None, "none of the first", {"outcome": from_step(0, math.nan, math.nan)}),
     ],
@@ -287,7 +297,9 @@ def test_held_out_that_stays_where_training_rises():
     rows = [held_out(-1, 0.3), *rising, held_out(60, 0.31)]
     [found] = findings(rows)
     assert (found.rule, found.step, found.show) == ("held-out-flat", 59, "best")
-    assert "from step 0 to 60 training outcomes went 0.345 → 0.845, held-out outcomes 0.300 → 0.310" in found.message
+    assert (
+        "from step 0 to 60 training task scores went 0.345 → 0.845, held-out task scores 0.300 → 0.310" in found.message
+    )
     assert "accurate to ±0.03" in found.message
     assert told(0.3, 0.34) == []  # that is more than chance
     assert told(0.98, 0.98) == []  # there is no room above
@@ -355,7 +367,7 @@ def test_a_reward_that_is_gamed_is_seen_by_the_verdict_that_is_only_watched():
     gamed = {"rewards__reward_model": lambda step: 0.02 * step, "reward": lambda step: 0.02 * step}
     flat = {"outcome": wobbling(0.4)}
     rows = [held_out(-1, 0.4), *run_of(60, **gamed, **flat), held_out(60, 0.4)]
-    assert "the reward went 0.09 → 1.09 and outcomes 0.4" in findings(rows)[0].message
+    assert "the reward went 0.09 → 1.09 and task scores 0.4" in findings(rows)[0].message
     honest = [held_out(-1, 0.4), *run_of(60, **gamed | {"reward": wobbling(0.4)}, **flat), held_out(60, 0.4)]
     assert findings(honest) == []
 
@@ -675,7 +687,7 @@ def uninterrupted(settings, tmp_path_factory) -> tuple[Path, list[dict[str, Any]
 def test_a_run_says_what_it_finds(uninterrupted):
     _, [event], told = uninterrupted
     assert (event["step"], event["rule"], event["severity"], event["show"]) == (3, "no-reward", "failing", "worst")
-    assert event["message"] == "over 3 steps no completion has an outcome above 0: the outcome of all 12 is 0"
+    assert event["message"] == "over 3 steps no completion has a task score above 0: the task score of all 12 is 0"
     assert "selfcheck" in event["remedy"]
     [(step, said)] = told.warnings
     assert step == 3

@@ -1,1 +1,1 @@
-"""The claims of the field, and the page that has the verdict of each."""
+"""Published claims, and the page that has the verdict of each."""

@@ -1,4 +1,4 @@
-"""The atlas: every claim of the field with its verdict so far, as one page."""
+"""Replication results: every claim with its verdict so far, as one page."""
 
 import math
 from collections import Counter
@@ -13,6 +13,7 @@ from proximo_lab.studies.designs import STUDIES
 from proximo_lab.studies.page import signed, table
 from proximo_lab.studies.study import Study, design_hash
 from proximo_lab.studies.verdict import Difference, verdict
+from proximo_lab.studies.wording import label, plain_words
 
 PAGE = "index.md"
 NOT_RUN = "not run yet"
@@ -42,13 +43,13 @@ def atlas(folder: Path) -> str:
     shown = [[_anchor(row.claim), row.claim.claim, row.claim.source, *_cells(row)] for row in rows]
     header = ("#", "claim", "source", "verdict", "what was found", "page and figure", "command")
     return "\n\n".join([
-        "# Every claim, and what is known of it here",
-        f"{len(rows)} claims of the papers behind these algorithms and of articles that retell them: "
-        f"{', '.join(f'{number} {verdict}' for verdict, number in count.most_common())}. *Here* means models of about "
-        "a million parameters; each verdict is one about that size. *Exact* claims are arithmetic: they hold, or are "
-        "wrong, without training. A verdict of a study rests on paired seeds, with controls that came out as they "
-        "must, and on what was fixed and hashed before the runs, except where a page says what came later; the "
-        "[guide](../guides/studies.md) says how.",
+        "# Replication results",
+        f"{len(rows)} claims of the papers behind these algorithms and of blog posts on them: "
+        f"{', '.join(f'{number} {verdict}' for verdict, number in count.most_common())}. Models have about a million "
+        "parameters; each verdict is one about that size. Claims that are *proven* or *proven false* are arithmetic "
+        "and need no training. *Opposite effect*: the reverse of the claim was measured. A verdict of a study rests on "
+        "paired seeds, with controls that came out as they must, and on what was fixed and hashed before the runs, "
+        "except where a page says what came later; the [guide](../guides/studies.md) says how.",
         table(header, shown),
         "This page is made by `python -m proximo_lab.studies --publish docs/studies`.",
     ]) + "\n"  # fmt: skip
@@ -69,7 +70,7 @@ def atlas_rows(folder: Path) -> Iterator[Row]:
                 verdict, measured = NO_VERDICT, f"{claim.reason}. Near it: {measured}"
             yield Row(claim, verdict, measured, commands, links, known)
         elif claim.verdict:
-            yield Row(claim, claim.verdict, claim.measured, f"`{claim.command}`", links)
+            yield Row(claim, label(claim.verdict), claim.measured, f"`{claim.command}`", links)
         elif asked:
             yield Row(claim, NOT_RUN, "", commands, links)
         else:
@@ -114,8 +115,8 @@ def _answer(claim: Claim, known: Mapping[str, list[dict[str, Any]]], limits: str
         remarks.append(f"{signed(visible).lstrip('+')} {first['unit']} could have been seen")
     if len({each["verdict"] for each in asked}) > 1:
         remarks.append(f"the first of {len(asked)} contrasts, which differ")
-    word += f": {', '.join(remarks)}" if remarks else ""
-    return word, ". ".join(numbers) + (f". Elsewhere: {claim.measured}" if claim.measured else "")
+    shown = label(word) + (f": {', '.join(remarks)}" if remarks else "")
+    return shown, ". ".join(numbers) + (f". Elsewhere: {claim.measured}" if claim.measured else "")
 
 
 def _lacks_room(contrast: dict[str, Any]) -> bool:
@@ -127,7 +128,7 @@ def _numbers(contrast: dict[str, Any]) -> str:
     word = contrast["verdict"]
     if word == "not detectable at this size" and _lacks_room(contrast):
         word += " (no room)"
-    return f"{contrast['what']}: {signed(contrast['mean'])} {contrast['unit']} ({interval}), {word}"
+    return f"{plain_words(contrast['what'])}: {signed(contrast['mean'])} {contrast['unit']} ({interval}), {label(word)}"
 
 
 def _on_claim(claim: Claim, contrast: dict[str, Any]) -> str:

@@ -77,7 +77,7 @@ class ModelResult:
         return rows
 
     def difference(self, first: "ModelResult") -> Difference:
-        """Difference of the greedy outcomes from another model's, paired by problem."""
+        """Difference of the greedy task scores from another model's, paired by problem."""
         return answer_difference(self.model, "outcome", {0: self._outcomes()}, {0: first._outcomes()})
 
     def _outcomes(self) -> dict[str, float]:

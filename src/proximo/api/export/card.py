@@ -82,7 +82,8 @@ def _results(details: RunDetails, step: int | None) -> list[str]:
         f"| {name} | {_share(row)} | {_number(row.get('outcome'))} | {row.get('problems', '')} |" for name, row in rows
     ]
     missing = [] if after is not None else ["", "This checkpoint was not evaluated."]
-    title = ["## Held-out results", "", "| | accuracy (95 % interval) | mean outcome | problems |", "|---|---|---|---|"]
+    head = "| | accuracy (95 % interval) | mean task score | problems |"
+    title = ["## Held-out results", "", head, "|---|---|---|---|"]
     return [*title, *lines, *missing, ""]
 
 

@@ -65,7 +65,7 @@ def _run(folder: Path, as_json: bool) -> int:
 
 def _print_checkup(console: Console, folder: Path, checkup: Checkup) -> None:
     held_out = checkup.held_out
-    learned = f", held-out outcome {held_out[0]:.3f} → {held_out[-1]:.3f}" if len(held_out) > 1 else ""
+    learned = f", held-out task score {held_out[0]:.3f} → {held_out[-1]:.3f}" if len(held_out) > 1 else ""
     console.print(Text(visible(f"{folder}: {checkup.state}, {counted(checkup.steps, 'step')} of training{learned}")))
     console.print(Text(checkup.verdict.sentence))
     for active in checkup.standing:

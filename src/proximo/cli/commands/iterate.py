@@ -18,7 +18,7 @@ FORM = "[PRESET | run.toml] --reward-model DIR --pairs FILE [--rounds N] [--run 
 HELP = """flags of the command itself:
   --pairs FILE           rankings that the reward model was trained on; later ones are mixed with them
   --rounds N             number of rounds (default 2); 1 is a plain run
-  --by outcome|reward    what new completions are ranked by (default: the task's outcome)
+  --by outcome|reward    what new completions are ranked by (default: the task's score)
   --old-share X          share of a round's rankings that are earlier ones (default 0.1)
   --judge-rate X         learning rate of the reward model between rounds (default 3e-4)
   --judge-epochs X       passes over the rankings between rounds (default 1)

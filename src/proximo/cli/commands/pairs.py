@@ -22,7 +22,7 @@ def run(arguments: list[str]) -> int:
         arguments,
         prog="proximo pairs",
         usage="RUN --out PAIRS.jsonl [--json]",
-        description="Rank a run's completions: one ranking for each prompt whose completions differ in their outcome.",
+        description="Rank a run's completions: one ranking for each prompt whose completions differ in task score.",
         help_more=HELP,
     )
     with refusing():

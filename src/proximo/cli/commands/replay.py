@@ -55,8 +55,8 @@ examples:
 
 SHOWN = 3
 """Flipped tokens that are printed."""
-UPDATE = ("", "policy loss", "held back", "blocked", "flips", "cosine")
-UPDATE_LEGEND = """held back: mean share that the gates take from tokens with an advantage
+UPDATE = ("", "policy loss", "clipped", "blocked", "flips", "cosine")
+UPDATE_LEGEND = """clipped: mean share of the gradient taken from tokens with an advantage
 blocked: share of those tokens that get no gradient at all
 flips: tokens with a gradient under the run's algorithm only, or under this one only
 cosine: with the run's own gradient with respect to the log-probs

@@ -8,8 +8,8 @@ from proximo.runs.tracking.trackers import CHOICES
 
 USAGE = f"""usage: proximo track RUN --to TRACKER ... [--json]
 
-Send a run folder to experiment trackers: metrics, config, findings, held-out results, completions and readings of the
-machine. What was sent before, also by `--track` of train, sft, reward-model and dpo, is not sent again.
+Send a run folder to experiment trackers: metrics, config, findings, held-out results, completions and measurements of
+the machine. What was sent before, also by `--track` of train, sft, reward-model and dpo, is not sent again.
 
 --to TRACKER ...  {CHOICES}, a class of your own; any number
 --json            print what was sent as JSON

@@ -202,8 +202,9 @@ def _print_result(path: Path, outcome: RunResult, as_json: bool) -> None:
         return
     before, after = outcome.before, outcome.after
     if before.problems:
-        print(f"\nheld-out {measure(before, after):<9} before {share(before, after)}")
-        print(f"                   after  {share(after, before)}{gain(before, after)}\n")
+        title = f"held-out {measure(before, after):<9}"
+        print(f"\n{title} before {share(before, after)}")
+        print(f"{'':{len(title)}} after  {share(after, before)}{gain(before, after)}\n")
     shown = [pair for pair in outcome.examples if pair[0].outcome != pair[1].outcome] or outcome.examples
     for before, after in shown[:3]:
         print(f"  {quoted(prompt_text(before.problem))}{_expected(before.problem)}")
@@ -226,7 +227,7 @@ def _print_result(path: Path, outcome: RunResult, as_json: bool) -> None:
 
 
 class LiveView:
-    """A bar, the outcome as a sparkline, the step's numbers and one completion."""
+    """A bar, the task score as a sparkline, the step's numbers and one completion."""
 
     def __init__(self) -> None:
         self.console = Console(stderr=True)
@@ -254,9 +255,11 @@ class LiveView:
             group = collected.groups[0]
             best = max(group.rollouts, key=lambda rollout: rollout.grade.reward)
             sample = Text(visible(f"{prompt_text(group.problem)}{best.completion.text}".strip(), 200), style="italic")
-            sample.append(f"   outcome {best.grade.outcome:g}", style="dim")
+            sample.append(f"   task score {best.grade.outcome:g}", style="dim")
         self.live.update(
-            Stack(bar, Text(f"outcome {sparkline(self.outcomes)}", style="cyan"), Text(step_summary(metrics)), sample)
+            Stack(
+                bar, Text(f"task score {sparkline(self.outcomes)}", style="cyan"), Text(step_summary(metrics)), sample
+            )
         )
 
     def evaluated(self, step: int, evaluation: Evaluation) -> None:

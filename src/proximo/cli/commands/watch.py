@@ -89,7 +89,7 @@ def _curves(seen: RunSnapshot, width: int) -> Table:
 
 
 def _sample(sample: Sample) -> list[Text]:
-    outcome = "unscored" if sample.outcome is None else f"outcome {sample.outcome:g}"
+    outcome = "unscored" if sample.outcome is None else f"task score {sample.outcome:g}"
     text = Text(visible(sample.prompt[-MAX_TEXT:].strip(), MAX_TEXT), style="dim")
     text.append(visible(sample.text, MAX_TEXT), style="not dim")
     return [Text(), Text(f"newest completion, step {sample.step}, {outcome}", style="dim"), text]

@@ -58,7 +58,7 @@ class MeasuredRun:
 
     @cached_property
     def answers(self) -> dict[str, float]:
-        """Outcomes of the held-out problems after training, by id, without unscored ones."""
+        """Task scores of the held-out problems after training, by id, without unscored ones."""
         answered = [after for _, after in self.result["examples"]]
         return {each["problem"]: float(each["outcome"]) for each in answered if is_number(each["outcome"])}
 
@@ -74,7 +74,7 @@ class MeasuredRun:
 
     @property
     def before(self) -> float:
-        """Held-out outcome before the steps that count, by the last evaluation until then."""
+        """Held-out task score before the steps that count, by the last evaluation until then."""
         known = [float(row["outcome"]) for row in self.details.evaluations if row["step"] <= self.since]
         return known[-1] if self.since and known else float(self.result["before"]["outcome"])
 
@@ -130,7 +130,7 @@ class MeasuredRun:
         return after
 
     def held_out(self) -> list[Point]:
-        """Held-out outcomes before, during and after training."""
+        """Held-out task scores before, during and after training."""
         points = []
         for row in self.details.evaluations:
             done = int(row["step"])
@@ -189,11 +189,11 @@ def _idle(_: MeasuredRun, row: Row) -> float | None:
 
 
 MEASURES = (
-    Measure("outcome", "outcome in training", "", False, _metric("outcome")),
+    Measure("outcome", "task score in training", "", False, _metric("outcome")),
     Measure("entropy", "entropy", "nats a token", True, lambda run, row: run.surprise(row["step"])),
     Measure("length", "length", "tokens", True, _metric("length")),
-    Measure("held_back", "held back by clip or gate", "share of the gradient", False, _held_back),
-    Measure("idle", "sampled for nothing", "share", False, _idle),
+    Measure("held_back", "clipped", "share of the gradient", False, _held_back),
+    Measure("idle", "wasted samples", "share", False, _idle),
 )
 
 

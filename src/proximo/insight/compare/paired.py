@@ -88,13 +88,13 @@ def _blocks(differences: Sequence[float]) -> list[float]:
 
 
 Answers = Mapping[str, float]
-"""Outcomes by the held-out problem's id, without unscored ones."""
+"""Task scores by the held-out problem's id, without unscored ones."""
 
 
 def answer_difference(
     contender: str, measure: str, ours: Mapping[int, Answers], first: Mapping[int, Answers]
 ) -> Difference:
-    """Difference of held-out outcomes, paired by seed and problem."""
+    """Difference of held-out task scores, paired by seed and problem."""
     pairs = {
         seed: {
             problem: outcome - first[seed][problem] for problem, outcome in answers.items() if problem in first[seed]

@@ -43,7 +43,7 @@ class Standing:
     """Differences from the named algorithm."""
     before: Mapping[int, float]
     after: Mapping[int, float]
-    """Mean held-out outcome after training, by seed."""
+    """Mean held-out task score after training, by seed."""
     steps: Mapping[int, int]
     tokens: Mapping[int, int]
     updates: Mapping[int, int]
@@ -90,6 +90,10 @@ class ComparisonResult:
     @property
     def fair(self) -> bool:
         return bool(self.checks) and all(check.equal for check in self.checks)
+
+    @property
+    def measure_title(self) -> str:
+        return "accuracy" if self.measure == "accuracy" else "task score"
 
     @property
     def first(self) -> str:

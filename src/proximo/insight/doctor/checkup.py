@@ -36,7 +36,7 @@ class Checkup:
     steps: int
     """Steps done, by the last row of metrics, since earlier rows may be lost."""
     held_out: Sequence[float]
-    """Held-out outcomes of its evaluations."""
+    """Held-out task scores of its evaluations."""
     standing: Sequence[ActiveFinding]
     """Current findings, including damaged files, worst first."""
     passed: Sequence[ActiveFinding]

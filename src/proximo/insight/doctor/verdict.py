@@ -50,7 +50,7 @@ class Verdict:
     tone: Tone
     sentence: str
     note: str
-    """Reason why held-out accuracy and the outcome in training differ; empty if one of them is missing."""
+    """Reason why held-out accuracy and the task score in training differ; empty if one of them is missing."""
 
 
 def judge(run: RunFolder, rows: Sequence[Row], steps: int, standing: Sequence[Finding]) -> Verdict:
@@ -79,17 +79,17 @@ def _is_checkpoint(name: object) -> bool:
 
 
 def held_out_change(rows: Sequence[Row]) -> Change | None:
-    """Change from the first evaluation to the last; by outcomes where answers are not just right or wrong."""
+    """Change from the first evaluation to the last; by task scores where answers are not just right or wrong."""
     known = [row for row in rows if not math.isnan(number(row, "held_out/outcome"))]
     if len(known) < 2:
         return None
     first, last = known[0], known[-1]
     is_right_or_wrong = all(_is_right_or_wrong(row) for row in (first, last))
-    name = "accuracy" if is_right_or_wrong else "outcome"
+    name, title = ("accuracy", "accuracy") if is_right_or_wrong else ("outcome", "task score")
     before, after = (number(row, f"held_out/{name}") for row in (first, last))
     low, high = _newcombe(first, last) if is_right_or_wrong else _of_outcomes(first, last)
     steps = int(number(last, "step") - number(first, "step"))
-    return Change(f"held-out {name}", before, after, low, high, steps, _is_share(before, after))
+    return Change(f"held-out {title}", before, after, low, high, steps, _is_share(before, after))
 
 
 def sampled_change(rows: Sequence[Row]) -> Change | None:
@@ -107,14 +107,14 @@ def sampled_change(rows: Sequence[Row]) -> Change | None:
 
 
 def training_change(rows: Sequence[Row]) -> Change | None:
-    """Change from the first steps to the last; of stages without outcomes the loss, which has no interval."""
+    """Change from the first steps to the last; of stages without task scores the loss, which has no interval."""
     known = [row for row in rows if not math.isnan(number(row, "outcome"))]
     if len(known) < 2 * EARLY:
         return None if known else _loss_change(rows)
     first, last = ([number(row, "outcome") for row in part] for part in (known[:EARLY], known[-EARLY:]))
     before, after, half = mean(first), mean(last), math.hypot(half_width(first), half_width(last))
     steps, gain = int(number(known[-1], "step")), after - before
-    measure, is_share = "the outcome in training", _is_share(*first, *last)
+    measure, is_share = "the task score in training", _is_share(*first, *last)
     return Change(measure, before, after, gain - half, gain + half, steps, is_share)
 
 
@@ -148,7 +148,7 @@ def _newcombe(first: Row, last: Row) -> tuple[float, float]:
 
 def _of_outcomes(first: Row, last: Row) -> tuple[float, float]:
     """Interval of a difference of means, from that of each; it leaves out that both evaluations have the same
-    problems, too. Earlier versions did not write it: a mean of outcomes from 0 to 1 is then taken to be accurate to
+    problems, too. Earlier versions did not write it: a mean of task scores from 0 to 1 is then taken to be accurate to
     1/√problems, as the health rules assume, and of others nothing is known."""
     means = [number(row, "held_out/outcome") for row in (first, last)]
     halves = [_half(row) for row in (first, last)]
@@ -160,7 +160,7 @@ def _of_outcomes(first: Row, last: Row) -> tuple[float, float]:
 
 
 def _half(row: Row) -> float:
-    """Half the width of the interval of a mean outcome; NaN if not known. Graded answers may be all wrong, too."""
+    """Half the width of the interval of a mean task score; NaN if not known. Graded answers may be all wrong, too."""
     p, low, high = (number(row, f"held_out/{name}") for name in ("accuracy", "low", "high"))
     return max(high - p, p - low) if _is_right_or_wrong(row) else number(row, "held_out/outcome_half_width")
 
@@ -205,7 +205,7 @@ def _note(run: RunFolder, rows: Sequence[Row]) -> str:
     temperature = _temperature(run)
     at = "" if temperature is None else f" at temperature {temperature:g}"
     return (
-        f"{held} Outcome {mean(recent):.3g} ({over}) is sampled{at} from the training problems, so it contains the "
+        f"{held} Task score {mean(recent):.3g} ({over}) is sampled{at} from the training problems, so it contains the "
         "mistakes of exploring: a gap between the two is normal."
     )
 

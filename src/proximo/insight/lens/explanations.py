@@ -16,7 +16,7 @@ def why(step: StoredStep, seen: StepView, row: int, token: int) -> str:
     """One sentence on one token.
 
     Example: why(step, look(step, DAPO, config), 0, 3)
-    -> "A > 0 and ratio 1.31 > 1.28, the gate's upper edge: no gradient"
+    -> "A > 0 and ratio 1.31 > 1.28, the upper clip bound: no gradient"
     """
     if token >= int(step.batch.lengths[row]):
         return "nothing was sampled here"
@@ -39,12 +39,12 @@ def _idle(step: StoredStep, seen: StepView, row: int, token: int) -> str:
     alike = len(outcomes[~outcomes.isnan()].unique()) == 1
     if step.state[row] == "dropped":
         return (
-            "its group was dropped before the update: all outcomes are the same"
+            "its group was dropped before the update: all task scores are the same"
             if alike
             else "it was dropped before the update"
         )
     if bool((step.updates[:, row] >= 0).any()):
-        reason = "all outcomes of its group are the same" if alike else type(seen.algorithm.keep).__name__
+        reason = "all task scores of its group are the same" if alike else type(seen.algorithm.keep).__name__
         return f"{reason}: this algorithm leaves it out, and out of the denominator"
     return "its completion is in no update"
 
@@ -77,9 +77,9 @@ def _edge(gate: GateTraits, ratio: float, advantage: float) -> tuple[float, str]
         return gate.lens_edge(ratio, advantage)
     lowest, highest = gate.band
     if lowest < highest and advantage > 0 and ratio > highest:
-        return highest, "the gate's upper edge"
+        return highest, "the upper clip bound"
     if lowest < highest and advantage < 0 and ratio < lowest:
-        return lowest, "the gate's lower edge"
+        return lowest, "the lower clip bound"
     return None
 
 
@@ -88,7 +88,7 @@ def _soft(step: StoredStep, seen: StepView, row: int, token: int) -> str:
     advantage, through = float(seen.advantages[position]), float(seen.through[position])
     side, manner = ">" if advantage > 0 else "<", GateTraits.read(seen.algorithm.gate).lens_manner
     how = "" if manner is None else f" {manner(advantage)}"
-    text = f"A {side} 0 and {_ratio(seen, row, token)}: the gate passes {through:.1%} of the gradient{how}"
+    text = f"A {side} 0 and {_ratio(seen, row, token)}: the gate keeps {through:.1%} of the gradient{how}"
     return text + _corrected(seen, row, token)
 
 

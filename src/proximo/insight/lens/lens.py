@@ -176,7 +176,7 @@ def _assumed(step: StoredStep, algorithm: Algorithm, credit: Float[Tensor, " N"]
     notes = []
     if left := int((used & ~kept).sum()):
         unanimous = siblings(step.batch.outcome, step.batch.group).unanimous[used & ~kept]
-        which = " of groups with equal outcomes" if unanimous.all() else ""
+        which = " of groups with equal task scores" if unanimous.all() else ""
         notes.append(f"{left} completions{which} are left out of the update and its denominator")
     if count := int(not_run.sum()):
         notes.append(f"{count} completions were not run in this update: their ratios are assumed to be 1")

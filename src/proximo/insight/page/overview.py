@@ -159,7 +159,7 @@ def _last_of(rows: Iterable[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _is_share(rows: Sequence[dict[str, Any]]) -> bool:
-    """True if outcomes are shares of what is correct: all from 0 to 1, of a task that says what is correct."""
+    """True if task scores are shares of what is correct: all from 0 to 1, of a task that says what is correct."""
     outcomes = [number(row, "outcome") for row in rows if row.get("outcome") is not None]
     is_scored = any("outcome" in row and row.get("solved_by_all", 0) is not None for row in rows)
     return is_scored and all(0 <= each <= 1 for each in outcomes)

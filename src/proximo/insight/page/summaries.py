@@ -181,7 +181,7 @@ def _fate(look: Look, rows: list[dict[str, Any]], scored: list[float]) -> tuple[
     if not any((look.seen.state[places] > TokenState.IDLE).any() for places in slices):
         return "dropped", _left_out(look, rows, equal)
     if not any(look.seen.advantages[places].any() for places in slices):
-        return "dead", f"dead{equal or ': every advantage is 0'}"
+        return "dead", f"no signal{equal or ': every advantage is 0'}"
     missing = len(rows) - len(scored)
     return "trained", f"{missing} unscored" if missing else ""
 

@@ -102,13 +102,13 @@ def _table(problems: Sequence[Answered]) -> str:
         ]
         for problem, answers in problems
     ]
-    return table(["problem", *(["wanted"] if has_wanted else []), *names], rows)
+    return table(["problem", *(["expected"] if has_wanted else []), *names], rows)
 
 
 def _cards(problems: Sequence[Answered]) -> str:
     cards = []
     for problem, answers in problems:
-        wanted = f'<p class="faint">wanted {_box("code", problem.wanted, 200)}</p>' if problem.wanted else ""
+        wanted = f'<p class="faint">expected {_box("code", problem.wanted, 200)}</p>' if problem.wanted else ""
         sides = "".join(
             f"<div><p><b>{text(name)}</b> {_verdict(completion)}</p>{_box('pre', completion.text)}</div>"
             for name, completion in answers
@@ -121,7 +121,7 @@ def _cards(problems: Sequence[Answered]) -> str:
 def _verdict(completion: ShownCompletion) -> str:
     right = "good" if completion.outcome >= 1 else "bad"
     notes = [
-        f'<span class="{right}">outcome {number(completion.outcome)}</span>'
+        f'<span class="{right}">task score {number(completion.outcome)}</span>'
         if is_number(completion.outcome)
         else "unscored"
     ]

@@ -58,7 +58,7 @@ def _of_run(details: RunDetails) -> list[Chart]:
         of("KL to the reference", {"kl": "KL"}, "nats a token"),
         _held_back(details),
         of("Gradient norm", {"gradient_norm": "mean", "gradient_norm_max": "largest"}, "before clipping"),
-        of("Dead groups", {"dead_groups": "all equal", "dead_solved": "all solved"}, "share"),
+        of("No-signal groups", {"dead_groups": "all equal", "dead_solved": "all solved"}, "share"),
         of("Left out", {"truncated": "truncated", "wasted_tokens": "wasted tokens"}, "share"),
         of("Largest ratio", {"ratio_max": "ratio"}, "new to old policy"),
         of("Value model", {"explained_variance": "explained variance", "value_loss": "loss"}),
@@ -83,11 +83,11 @@ def _outcome(details: RunDetails) -> Chart:
     outcome, reward = details.curve("outcome"), details.curve("reward")
     lines = [Series("training", outcome), Series("held-out", _evaluated(details, "outcome"), _band(details))]
     # Often the reward is just the outcome.
-    return Chart("Outcome", lines if reward == outcome else [*lines, Series("reward", reward)])
+    return Chart("Task score", lines if reward == outcome else [*lines, Series("reward", reward)])
 
 
 def _band(details: RunDetails) -> list[tuple[Number, float, float]]:
-    """The interval is that of the accuracy, so it applies only if outcomes are right or wrong."""
+    """The interval is that of the accuracy, so it applies only if task scores are right or wrong."""
     return [
         (row["step"], real(row.get("low")), real(row.get("high")))
         for row in details.evaluations
@@ -113,7 +113,7 @@ def _held_back(details: RunDetails) -> Chart:
     gate = Series("all", [(step, 1 - value) for step, value in details.curve("gate")])
     sides = [Series("clipped above", details.curve("clip_high")), Series("clipped below", details.curve("clip_low"))]
     clipped = [side for side in sides if any(value > 0 for _, value in side.points)]
-    return Chart("Held back by the gate", [gate, *clipped], "share of the gradient")
+    return Chart("Clipped", [gate, *clipped], "share of the gradient")
 
 
 def _parts(details: RunDetails) -> Chart:

@@ -116,13 +116,13 @@ class _Shares:
 
 
 def _measured(before: _Shares, after: _Shares) -> str:
-    """The mean outcome, if outcomes are not just right or wrong."""
+    """The mean task score, if task scores are not just right or wrong."""
     points = 100 * (after.accuracy - before.accuracy)
     sentence = f"accuracy {_way(points)} {before.accuracy:.1%} to {after.accuracy:.1%} ({points:+.1f} points)"
     sentence = sentence if points else f"accuracy stayed at {after.accuracy:.1%}"
     if math.isfinite(after.outcome - before.outcome) and before.outcome != before.accuracy:
         way = _way(after.outcome - before.outcome)
-        sentence += f", the mean outcome {way} {number(before.outcome)} to {number(after.outcome)}"
+        sentence += f", the mean task score {way} {number(before.outcome)} to {number(after.outcome)}"
     return sentence
 
 

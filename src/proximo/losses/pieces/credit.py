@@ -21,7 +21,7 @@ __all__ = ["Gae", "ProcessNormalized", "ReturnToGo", "SequenceWhitened", "SignSc
 
 
 def earned(feedback: Feedback) -> Tokens:
-    """Token rewards with the outcome on the last sampled token of each row."""
+    """Token rewards with the task score on the last sampled token of each row."""
     order = feedback.mask.cumsum(dim=1)
     is_last = feedback.mask & (order == order[:, -1:])
     return feedback.step_rewards() + sampled(feedback.rewards.unsqueeze(1).expand(is_last.shape), is_last)

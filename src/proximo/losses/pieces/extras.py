@@ -78,7 +78,7 @@ class PositiveNll:
     coefficient: float = 0.1
     """Strength of the term."""
     above: float = 0.0
-    """Outcomes above this count as correct; 0 fits outcomes of 0 and 1, and of −1 and 1."""
+    """Task scores above this count as correct; 0 fits task scores of 0 and 1, and of −1 and 1."""
     needs: ClassVar[tuple[Need, ...]] = ("outcome",)
     peers: ClassVar[Peers] = Peers("none", "none")
 

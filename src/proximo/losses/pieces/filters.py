@@ -1,6 +1,6 @@
 """Stage 2: which rows train.
 
-Decided by the raw outcome, before any shaping: a length penalty must not make a group of eight
+Decided by the raw task score, before any shaping: a length penalty must not make a group of eight
 correct answers look mixed. Unscored rows (NaN) never train.
 """
 
@@ -38,7 +38,7 @@ class KeepAll:
 
 @dataclass(frozen=True)
 class KeepMixed:
-    """Train only groups whose outcomes differ; DAPO's dynamic sampling draws other prompts for the rest."""
+    """Train only groups whose task scores differ; DAPO's dynamic sampling draws other prompts for the rest."""
 
     truncated: bool = True
     """True if completions cut at the limit are in the loss; they count in their group's statistics either way."""
@@ -51,7 +51,7 @@ class KeepMixed:
 
     @property
     def formula(self) -> str:
-        return f"groups with both right and wrong outcomes{_cut(self.truncated)}"
+        return f"groups with both right and wrong task scores{_cut(self.truncated)}"
 
     def __call__(self, outcome: Float[Tensor, " B"], group: Int[Tensor, " B"]) -> Bool[Tensor, " B"]:
         return ~torch.isnan(outcome) & ~siblings(outcome, group).unanimous
@@ -62,14 +62,14 @@ class KeepCorrect:
     """Train only correct completions: rejection sampling."""
 
     above: float = 0.0
-    """Outcomes above this count as correct; 0 fits outcomes of 0 and 1, and of −1 and 1."""
+    """Task scores above this count as correct; 0 fits task scores of 0 and 1, and of −1 and 1."""
     truncated: bool = True
     """True if completions cut at the limit are in the loss."""
     peers: ClassVar[Peers] = Peers("none on the loop; filter a dataset for SFTTrainer", "none on the loop")
 
     @property
     def formula(self) -> str:
-        return f"completions with an outcome above {self.above:g}{_cut(self.truncated)}"
+        return f"completions with a task score above {self.above:g}{_cut(self.truncated)}"
 
     def __call__(self, outcome: Float[Tensor, " B"], group: Int[Tensor, " B"]) -> Bool[Tensor, " B"]:
         return outcome > self.above  # never true of NaN
@@ -89,7 +89,7 @@ def left_out(keep: Keep, outcome: Float[Tensor, " B"], group: Int[Tensor, " B"])
 
 
 def drops(keep: Keep, outcome: Float[Tensor, " B"]) -> bool:
-    """True if a group with these outcomes is dropped from the step.
+    """True if a group with these task scores is dropped from the step.
 
     A group without any score is dropped only if another one is sampled in its place.
     """

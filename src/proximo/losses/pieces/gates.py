@@ -70,7 +70,7 @@ class Clip:
     def lens_edge(self, ratio: float, advantage: float) -> tuple[float, str] | None:
         if self.dual is not None and advantage < 0 and ratio > self.dual:
             return self.dual, "the dual clip"
-        return (self.band[1], "the gate's upper edge") if advantage > 0 else (self.band[0], "the gate's lower edge")
+        return (self.band[1], "the upper clip bound") if advantage > 0 else (self.band[0], "the lower clip bound")
 
     def __call__(self, log_ratio: Tokens, logprobs: Tokens, advantages: Tokens, mask: Mask) -> Tokens:
         ratio = bounded_exp(log_ratio)

@@ -145,7 +145,7 @@ class ShapeTraits(Traits):
 @runtime_checkable
 class KeepProtocol(Piece, Protocol):
     def __call__(self, outcome: Float[Tensor, " B"], group: Int[Tensor, " B"]) -> Bool[Tensor, " B"]:
-        """The rows that train; a group without any is dropped. An outcome of NaN is unscored and never trains."""
+        """The rows that train; a group without any is dropped. A task score of NaN is unscored and never trains."""
         ...
 
 
@@ -158,7 +158,7 @@ class KeepTraits(Traits):
     compares: bool = False
     """True if it compares siblings, so that a group needs two at least."""
     reads_outcome: bool = True
-    """True if it drops rows by their outcome."""
+    """True if it drops rows by their task score."""
 
 
 # 3. Advantage

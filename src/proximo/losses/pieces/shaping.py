@@ -1,6 +1,6 @@
-"""Stage 1: from the outcome of a completion to its reward.
+"""Stage 1: from the task score of a completion to its reward.
 
-A shape adds to the outcome or to the tokens' rewards; it never touches the outcome itself, on which
+A shape adds to the task score or to the tokens' rewards; it never touches the task score itself, on which
 `keep` decides which groups train. Length penalties are measured in units of half the distance between what a right
 and a wrong answer earn: 1 where those are ±1, as in DAPO's paper, 0.5 where they are 1 and 0.
 """

@@ -41,7 +41,7 @@ class RoundsConfig:
     rounds: int = 2
     """Number of rounds. 1 is plain GRPO."""
     by: Literal["outcome", "reward"] = "outcome"
-    """Value to rank by: the task's outcome, or the reward that was trained on."""
+    """Value to rank by: the task's score, or the reward that was trained on."""
     old_share: float = 0.1
     """Share of a round's rankings that are drawn from the earlier ones."""
     fit: FitOptions = FIT
@@ -76,7 +76,7 @@ class Round:
     rankings: int
     """Rankings, new and old, that the next reward model is trained on; 0 after the last round."""
     outcomes: tuple[float, float] | None = None
-    """Mean held-out outcome before and after, where answers are not just right or wrong."""
+    """Mean held-out task score before and after, where answers are not just right or wrong."""
 
 
 def iterate(
@@ -160,4 +160,4 @@ def table(rounds: Sequence[Round]) -> str:
         before, after = shares if values is None else (f"{value:.3f}" for value in values)
         lines.append(f"{each.number:>5}  {before:>15}  {after:>5}   {judged}")
     graded = any(each.outcomes is not None for each in rounds)
-    return "\n".join([*lines, *["held out: mean outcomes, since answers are not just right or wrong"] * graded])
+    return "\n".join([*lines, *["held out: mean task scores, since answers are not just right or wrong"] * graded])

@@ -30,7 +30,7 @@ class EntropyCollapse:
     def when(self) -> str:
         return (
             f"over {self.window} steps entropy is below {self.min_ratio:.2f} times its value in the first {EARLY}, "
-            f"fewer than {self.solved:.0%} of the prompts have a right completion, and outcomes no longer rise"
+            f"fewer than {self.solved:.0%} of the prompts have a right completion, and task scores no longer rise"
         )
 
     def evidence(self, history: History) -> str | None:
@@ -63,7 +63,7 @@ class SuddenCollapse:
     def when(self) -> str:
         return (
             f"over {self.window} steps entropy is below {self.min_ratio:g} times its value at step 1, fewer than "
-            f"{self.solved:.0%} of the prompts have a right completion, and outcomes are no better than at step 1"
+            f"{self.solved:.0%} of the prompts have a right completion, and task scores are no better than at step 1"
         )
 
     def evidence(self, history: History) -> str | None:
@@ -74,7 +74,7 @@ class SuddenCollapse:
         if history.typical("solved_by_any", self.window) >= self.solved or not max(outcome, default=math.nan) <= before:
             return None
         return (
-            f"entropy was {first:.3g} nats a token at step 1 and is {entropy[-1]:.3g}, while the outcome went from "
+            f"entropy was {first:.3g} nats a token at step 1 and is {entropy[-1]:.3g}, while the task score went from "
             f"{before:.3g} to {outcome[-1]:.3g}"
         )
 
@@ -97,7 +97,7 @@ class EntropyRise:
     def when(self) -> str:
         return (
             f"over {self.window} steps entropy is more than {self.times:g} times its value in the first {EARLY} and "
-            f"{self.min_rise:g} nats above it, and outcomes no longer rise"
+            f"{self.min_rise:g} nats above it, and task scores no longer rise"
         )
 
     def evidence(self, history: History) -> str | None:
@@ -106,7 +106,7 @@ class EntropyRise:
             return None
         return (
             f"entropy was {first:.3g} nats a token in the first {EARLY} steps and is {now:.3g} over {self.window}, "
-            "and outcomes do not rise"
+            "and task scores do not rise"
         )
 
 

@@ -1,4 +1,4 @@
-"""Rules about gains that are none: a reward that rises alone, held-out outcomes that fall again."""
+"""Rules about gains that are none: a reward that rises alone, held-out task scores that fall again."""
 
 import math
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from proximo.runs.health.rule import Rule, Severity
 
 @dataclass(frozen=True)
 class OnePart:
-    """The task's outcome is one of the parts: if it rises, outcomes rise."""
+    """The task's score is one of the parts: if it rises, task scores rise."""
 
     window: int = EARLY
     share: float = 0.9
@@ -30,7 +30,7 @@ class OnePart:
         return (
             f"from the first {EARLY} steps to the last {self.window} a single part of the reward made more than "
             f"{self.share:.0%} of its gain, which is more than {self.size:g} of the reward's spread within groups, and "
-            "outcomes did not rise"
+            "task scores did not rise"
         )
 
     def evidence(self, history: History) -> str | None:
@@ -49,7 +49,7 @@ class OnePart:
         first, now = (mean(values) for values in outcome)
         return (
             f"{name.removeprefix('rewards/')} made {share:.0%} of what the reward gained since the first {EARLY} steps "
-            f"({gains[name]:+.3g}), while the outcome went from {first:.3g} to {now:.3g}"
+            f"({gains[name]:+.3g}), while the task score went from {first:.3g} to {now:.3g}"
         )
 
 
@@ -80,8 +80,9 @@ class HeldOutFlat:
     def when(self) -> str:
         return (
             "since the first evaluation that was as good as the last, up to chance (1/√problems), and was "
-            f"{self.apart} or more steps ago, outcomes in training rose by more than {self.min_rise:g} and three times "
-            f"that chance, or rewards by more than their spread within groups, and by {self.errors:g} standard errors"
+            f"{self.apart} or more steps ago, task scores in training rose by more than {self.min_rise:g} and three "
+            f"times that chance, or rewards by more than their spread within groups, and by {self.errors:g} "
+            "standard errors"
         )
 
     def evidence(self, history: History) -> str | None:
@@ -94,8 +95,8 @@ class HeldOutFlat:
         then = next(each for each in history.evaluations if now.outcome - each.outcome <= chance)
         rise = self._rose(history, then, chance) if now.after - then.after >= self.apart else None
         return rise and (
-            f"from step {then.after} to {now.after} {rise}, held-out outcomes {then.outcome:.3f} → {now.outcome:.3f} "
-            f"({now.problems:.0f} problems: accurate to ±{chance:.2f})"
+            f"from step {then.after} to {now.after} {rise}, held-out task scores {then.outcome:.3f} → "
+            f"{now.outcome:.3f} ({now.problems:.0f} problems: accurate to ±{chance:.2f})"
         )
 
     def _rose(self, history: History, then: Evaluated, chance: float) -> str | None:
@@ -104,12 +105,13 @@ class HeldOutFlat:
         after = history.last("outcome", EARLY)
         first, last = mean(before), mean(after)
         if last - first > max(self.min_rise, 3 * chance) and has_risen(before, after, self.errors):
-            return f"training outcomes went {first:.3f} → {last:.3f}"
+            return f"training task scores went {first:.3f} → {last:.3f}"
         rewards = [row["reward"] for row in then.following if "reward" in row]
         spread = mean(row["spread"] for row in then.following if "spread" in row)
         latest = history.last("reward", EARLY)
         if history.parts and mean(latest) - mean(rewards) > spread and has_risen(rewards, latest, self.errors):
-            return f"the reward went {mean(rewards):.3g} → {mean(latest):.3g} and outcomes {first:.3f} → {last:.3f}"
+            rise = f"the reward went {mean(rewards):.3g} → {mean(latest):.3g}"
+            return f"{rise} and task scores {first:.3f} → {last:.3f}"
         return None
 
 
@@ -139,7 +141,7 @@ class HeldOutFall:
         return (
             f"of {self.min_evaluations} or more evaluations of held-out problems the last two are below the best by "
             f"more than {self.errors:g} + {self.growth:g} ln(evaluations) standard errors of one, or their mean is "
-            f"below the best mean of two neighbours by {self.paired:g} fewer"
+            f"below the best mean of two in a row by {self.paired:g} fewer"
         )
 
     def evidence(self, history: History) -> str | None:
@@ -159,7 +161,7 @@ class HeldOutFall:
         best = self._best(seen)
         where = f"checkpoints/step-{best.step:06d}" if best.step > 0 else "the model as it was before training"
         return (
-            f"held-out outcomes were {best.outcome:.3f} at best, after step {best.step}, and were {before:.3f} and "
+            f"held-out task scores were {best.outcome:.3f} at best, after step {best.step}, and were {before:.3f} and "
             f"{now:.3f} after steps {seen[-2].step} and {seen[-1].step} ({seen[-1].problems:.0f} problems, a standard "
             f"error of {error:.3f}); the best: {where}"
         )

@@ -144,7 +144,7 @@ class History:
         return [name for name in (self._rows[-1] if self._rows else ()) if name.startswith("rewards/")]
 
     def is_learning(self) -> bool:
-        """True while completions improve: the last outcomes, or rewards if outcomes do not differ, are above
+        """True while completions improve: the last task scores, or rewards if task scores do not differ, are above
         those of thirty steps before by more than chance, or it is too early to tell."""
         name = "reward" if are_equal([*self._earlier("outcome"), *self.last("outcome", EARLY)]) else "outcome"
         if self.seen[name] < 2 * EARLY:
@@ -190,13 +190,13 @@ def idle(row: Row) -> float:
 
 
 def idle_solved(row: Row) -> float:
-    """The part of that due to groups that are all right, estimated by the share of dead groups that are."""
+    """The part of that due to groups that are all correct, estimated by the share of dead groups that are."""
     dead, solved = number(row, "dead_groups"), number(row, "dead_solved")
     return idle(row) * (solved / dead if dead > 0 and solved > 0 else 0.0)
 
 
 def repeated(row: Row) -> float:
-    """Share of equal pairs of completions in groups that are not all right, or in all groups if that is unknown."""
+    """Share of equal pairs of completions in groups that are not all correct, or in all groups if that is unknown."""
     knows = not math.isnan(number(row, "solved_by_all"))
     return number(row, "duplicates_unsolved" if knows else "duplicates")
 

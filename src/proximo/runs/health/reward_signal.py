@@ -10,8 +10,8 @@ from proximo.runs.health.rule import Rule, Severity
 
 @dataclass(frozen=True)
 class DeadGroups:
-    """Groups without gradient, except those that are all right, which is success; if nothing is ever right, another
-    rule reports that instead. Whether an outcome below 1 is wrong or the best a task gives is unknown, so the
+    """Groups without gradient, except those that are all correct, which is success; if nothing is ever right, another
+    rule reports that instead. Whether a task score below 1 is wrong or the best a task gives is unknown, so the
     message only says that rewards within a group are equal, which is true in both cases."""
 
     window: int = 10
@@ -32,21 +32,24 @@ class DeadGroups:
     def when(self) -> str:
         return (
             f"over {self.window} steps more than {self.max_share:.0%} of the samples gave no gradient, not counting "
-            "groups that are all right"
+            "groups that are all correct"
         )
 
     def evidence(self, history: History) -> str | None:
         stuck = history.typical(self.reads, self.window)
         if not stuck > self.max_share or NoReward(self.window).evidence(history) is not None:
             return None
-        text = f"over {self.window} steps {stuck:.0%} of the samples taught nothing: rewards within a group were equal"
+        text = (
+            f"over {self.window} steps {stuck:.0%} of the samples were in no-signal groups: rewards within a group "
+            "were equal"
+        )
         unsolved = 1 - history.typical("solved_by_any", self.window)
         if math.isnan(unsolved):
             return text
         right = history.typical("idle_solved", self.window)
         return (
-            f"{text} (no outcome reaches 1 in {unsolved:.0%} of the groups); another {right:.0%} were in groups that "
-            "are all right"
+            f"{text} (no task score reaches 1 in {unsolved:.0%} of the groups); another {right:.0%} were in groups "
+            "that are all correct"
         )
 
 
@@ -67,7 +70,7 @@ class TooEasy:
     def when(self) -> str:
         return (
             f"in the first {self.window} steps and in the last {self.window}, more than {self.max_share:.0%} of the "
-            "samples were in groups that are all right"
+            "samples were in groups that are all correct"
         )
 
     def evidence(self, history: History) -> str | None:
@@ -75,7 +78,7 @@ class TooEasy:
         if not min(first, now) > self.max_share:
             return None
         return (
-            f"{first:.0%} of the samples of the first {self.window} steps were in groups that are all right, "
+            f"{first:.0%} of the samples of the first {self.window} steps were in groups that are all correct, "
             f"and {now:.0%} of the last {self.window}: the model could solve these before training"
         )
 
@@ -96,8 +99,8 @@ class NoReward:
     @property
     def when(self) -> str:
         return (
-            f"over {self.window} steps no completion has an outcome above 0, all have the same reward, and "
-            "outcomes have not risen since the first steps"
+            f"over {self.window} steps no completion has a task score above 0, all have the same reward, and "
+            "task scores have not risen since the first steps"
         )
 
     def evidence(self, history: History) -> str | None:
@@ -118,7 +121,7 @@ class NoReward:
         asked = sum(history.last("completions", self.window))
         all_of_them = f"all {asked:.0f}" if asked else "all"
         return (
-            f"over {self.window} steps no completion has an outcome above 0: the outcome of {all_of_them} is "
+            f"over {self.window} steps no completion has a task score above 0: the task score of {all_of_them} is "
             f"{outcomes[-1]:g}"
         )
 
@@ -147,9 +150,9 @@ class ColdStart:
     @property
     def when(self) -> str:
         return (
-            f"in the first {self.steps - 1} steps, of {self.min_completions} completions or more none has an outcome "
-            f"above 0 and all have the same reward; or {self.most_cut:.0%} are cut at the limit and outcomes are not "
-            "above 0.5; or held-out outcomes were 0 before training and those of the completions are not above "
+            f"in the first {self.steps - 1} steps, of {self.min_completions} completions or more none has a task score "
+            f"above 0 and all have the same reward; or {self.most_cut:.0%} are cut at the limit and task scores are "
+            "not above 0.5; or held-out task scores were 0 before training and those of the completions are not above "
             f"{self.most_right:g}"
         )
 
@@ -163,17 +166,18 @@ class ColdStart:
         is_zero = bool(before) and before[0].outcome == 0 and outcome <= self.most_right
         first = f"the first {asked:.0f} completions"
         if cut >= self.most_cut and not outcome > 0.5:
-            text = f"{cut:.0%} of {first} are cut at the limit; their mean outcome: {outcome:g}"
+            text = f"{cut:.0%} of {first} are cut at the limit; their mean task score: {outcome:g}"
         elif NoReward(steps).evidence(history) is not None:
-            text = f"none of {first} has an outcome above 0" + (
+            text = f"none of {first} has a task score above 0" + (
                 f", and {cut:.0%} are cut at the limit" if cut > 0 else ""
             )
         elif is_zero:
-            text = f"the mean outcome of {first} is {outcome:.3g}"
+            text = f"the mean task score of {first} is {outcome:.3g}"
         else:
             return None
         tried = [
-            f"held-out outcomes were {each.outcome:g} before training ({each.problems:.0f} problems)" for each in before
+            f"held-out task scores were {each.outcome:g} before training ({each.problems:.0f} problems)"
+            for each in before
         ]
         return "; ".join([text, *tried])
 
@@ -220,7 +224,7 @@ class Duplicates:
     def when(self) -> str:
         return (
             f"over {self.window} steps more than {self.max_share:.0%} of the pairs of completions in a group are "
-            f"identical, counting only groups that are not all right, if these are more than "
+            f"identical, counting only groups that are not all correct, if these are more than "
             f"{self.least_unsolved:.0%} of all groups"
         )
 
@@ -229,7 +233,7 @@ class Duplicates:
         unsolved = 1 - history.typical("solved_by_all", self.window)
         if not same > self.max_share or unsolved <= self.least_unsolved:
             return None
-        where = "" if math.isnan(unsolved) else f", in the {unsolved:.0%} of the groups that are not all right"
+        where = "" if math.isnan(unsolved) else f", in the {unsolved:.0%} of the groups that are not all correct"
         return f"over {self.window} steps {same:.0%} of the pairs of completions in a group are identical{where}"
 
 
@@ -289,7 +293,8 @@ class Selection:
         return (
             f"over {self.window} steps more than {self.share:.0%} of the groups that would have taught something are "
             f"given up because they took too long, or are dropped and differ from those kept in length by more than "
-            f"{self.size:.0%} or in outcome by more than {self.size:g}, and the 95 % interval over steps leaves out 0"
+            f"{self.size:.0%} or in task score by more than {self.size:g}, and the 95 % interval over steps leaves "
+            "out 0"
         )
 
     def evidence(self, history: History) -> str | None:
@@ -300,7 +305,7 @@ class Selection:
         if sum(late) > self.share * whole:
             return f"over {self.window} steps {sum(late) / whole:.0%} of the groups were given up as they took too long"
         share = f"over {self.window} steps {sum(lost) / whole:.0%} of the groups were dropped though rewards differed"
-        differences = [("longer_lost", "tokens as a share of those kept"), ("easier_lost", "the outcome")]
+        differences = [("longer_lost", "tokens as a share of those kept"), ("easier_lost", "the task score")]
         for name, what in differences:
             values = history.last(name, self.window)
             if len(values) > 1 and abs(mean(values)) > max(self.size, half_width(values)):

@@ -83,7 +83,7 @@ class GrowingGap:
 @dataclass(frozen=True)
 class ClipSaturation:
     """One number for hard and soft gates: the share of the gradient that passes. A narrow clip range like GSPO's stops
-    much of it in healthy runs, so it counts only if outcomes no longer rise."""
+    much of it in healthy runs, so it counts only if task scores no longer rise."""
 
     window: int = 10
     max_share: float = 0.5
@@ -99,8 +99,8 @@ class ClipSaturation:
     @property
     def when(self) -> str:
         return (
-            f"over {self.window} steps the clip or soft gate stops more than {self.max_share:.0%} of the gradient, and "
-            "outcomes no longer rise"
+            f"over {self.window} steps clipping or the soft gate stops more than {self.max_share:.0%} of the gradient, "
+            "and task scores no longer rise"
         )
 
     def evidence(self, history: History) -> str | None:
@@ -109,8 +109,8 @@ class ClipSaturation:
             return None
         low, high = (history.typical(name, self.window) for name in ("clip_low", "clip_high"))
         return (
-            f"over {self.window} steps the gate stopped {stopped:.0%} of the gradient ({high:.0%} of the "
-            f"tokens clipped above, {low:.0%} below), and outcomes do not rise"
+            f"over {self.window} steps clipping stopped {stopped:.0%} of the gradient ({high:.0%} of the "
+            f"tokens clipped above, {low:.0%} below), and task scores do not rise"
         )
 
 

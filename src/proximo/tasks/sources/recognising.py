@@ -84,7 +84,7 @@ def recognise(data: str, chosen: Chosen | None = None, *, chat: bool = False) ->
         f"{_shape(rows, prompt, answers)}: prompt in {prompt}"
         + (f", answer in {answers[0]}" if answers else "")
         + (
-            ", asked in the chat template"
+            ", formatted with the chat template"
             if asks
             else ", without a chat template" * (chosen.chat is False and not is_text)
         ),

@@ -24,7 +24,7 @@ SHOWN = 8
 def curves(result: ComparisonResult) -> list[Block]:
     """Each measure along steps and along tokens; in the text version the first one as numbers."""
     titles = {
-        HELD_OUT: (f"held-out {result.measure}", "greedy"),
+        HELD_OUT: (f"held-out {result.measure_title}", "greedy"),
         **{each.key: (each.title, each.unit) for each in MEASURES},
     }
     charts: list[Block] = []
@@ -62,7 +62,7 @@ def _numbers(result: ComparisonResult, curves: Sequence[ComparisonCurve]) -> Rep
 
 
 def way(result: ComparisonResult) -> list[Block]:
-    """All measures but the held-out outcome; they are higher or lower, not better."""
+    """All measures but the held-out task score; they are higher or lower, not better."""
     rows, forked = [], result.forked is not None
     for measure in MEASURES:
         label = f"{measure.title}, mean from the fork on" if forked else measure.label
@@ -77,9 +77,9 @@ def way(result: ComparisonResult) -> list[Block]:
     header = ["measure", "", "mean", result.first, "difference", "95 % interval", ""]
     words = (
         f"{PAIRED[forked]} Entropy is minus the mean log-probability of everything that was sampled, so that it is of "
-        "the same rows for all. What a gate holds back is the share of the gradient that it keeps from the tokens that "
-        "were trained on, all of it for each that is clipped: hard and soft gates on one axis. Sampled for nothing: "
-        "dropped groups, and completions whose advantage is zero."
+        "the same rows for all. Clipped is the share of the gradient that clipping or a soft gate takes from the "
+        "tokens that were trained on, all of it for each that is clipped: hard and soft gates on one axis. Wasted "
+        "samples: dropped groups, and completions whose advantage is zero."
     )
     return [words, ReportTable(header, rows)] if rows else []
 

@@ -1,4 +1,4 @@
-"""The verdicts of a comparison: held-out outcomes compared with the first's, and whether it was fair."""
+"""The verdicts of a comparison: held-out task scores compared with the first's, and whether it was fair."""
 
 from collections.abc import Mapping, Sequence
 
@@ -55,12 +55,13 @@ def _sentence(result: ComparisonResult, difference: Difference) -> str:
 
 
 def verdict(result: ComparisonResult) -> list[Block]:
-    """Held-out outcomes, the main result."""
+    """Held-out task scores, the main result."""
     known = {each.contender: each for each in result.differences if each.measure == HELD_OUT}
     seeds = len(result.seeds)
     spent = f"{result.budget} for each run" if result.forked is None else "the last step"
     lead = (
-        f"Held-out {result.measure} on {result.problems:,} problems after {spent}, {seeds} seed{'s' * (seeds > 1)}."
+        f"Held-out {result.measure_title} on {result.problems:,} problems after {spent}, {seeds} "
+        f"seed{'s' * (seeds > 1)}."
         + ("" if result.forked is None else " Before: at the fork, or the last evaluation until then.")
     )
     missing = [
@@ -91,7 +92,7 @@ def _drawn(result: ComparisonResult, differences: Sequence[Difference]) -> Inter
         for each in differences
         for low, high in ([each.interval] if each.interval is not None else [])
     ]
-    return Intervals(f"held-out {result.measure} against {result.first}", unit, rows)
+    return Intervals(f"held-out {result.measure_title} against {result.first}", unit, rows)
 
 
 def _compared(result: ComparisonResult, difference: Difference | None) -> Sequence[str]:

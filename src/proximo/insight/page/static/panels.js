@@ -11,10 +11,10 @@ const isAbove = (key) => (run) => some(run.trained, (row) => row[key] > 0);
 const inRange = (run) => run.trained.every((row) => !(row.outcome < 0 || row.outcome > 1));
 const isScored = (run) => !run.trained.length || some(run.trained, (row) => row.solved_by_all !== null);
 
-/** The unit of outcomes: a share where all are from 0 to 1 and the task says which completions are correct. */
+/** The unit of task scores: a share where all are from 0 to 1 and the task says which completions are correct. */
 export const outcomeUnit = (runs) => (runs.every((run) => inRange(run) && isScored(run)) ? "share" : undefined);
 const outcomeNote = (runs) => {
-  if (outcomeUnit(runs)) return "mean outcome of the sampled completions; 1 is correct";
+  if (outcomeUnit(runs)) return "mean task score of the sampled completions; 1 is correct";
   return runs.every(isScored) ? "mean score of the sampled completions" : "mean reward, as the task gives no score";
 };
 
@@ -24,7 +24,7 @@ const line = (label, of, more = {}) => ({ label, of, ...more });
 
 export const PANELS = {
   overview: [
-    { id: "outcome", title: "Outcome", unit: outcomeUnit, note: outcomeNote, lines: [line("outcome", "outcome")] },
+    { id: "outcome", title: "Task score", unit: outcomeUnit, note: outcomeNote, lines: [line("task score", "outcome")] },
     {
       id: "held_out", title: "Held-out accuracy", unit: "share", note: "greedy answers, with 95 % intervals", from: "evaluated", dots: true,
       lines: [line("accuracy", "held_out/accuracy", { low: "held_out/low", high: "held_out/high" })],
@@ -48,9 +48,9 @@ export const PANELS = {
   ],
   stability: [
     {
-      id: "held_back", title: "Held back by the gate", unit: "share", note: "share of tokens clipped below and above; for a soft gate, 1 − its mean",
+      id: "held_back", title: "Clipped", unit: "share", note: "share of tokens clipped low and high; for a soft gate, 1 − the gradient kept",
       lines: [
-        line("clip low", "clip_low", { when: (run) => !isSoft(run) }), line("clip high", "clip_high", { when: (run) => !isSoft(run) }),
+        line("clipped low", "clip_low", { when: (run) => !isSoft(run) }), line("clipped high", "clip_high", { when: (run) => !isSoft(run) }),
         line("soft gate", (row) => (isNumber(row.gate) ? 1 - row.gate : null), { when: isSoft }),
       ],
     },
@@ -62,9 +62,9 @@ export const PANELS = {
     { id: "ratio_spread", title: "Spread of the ratio", note: "standard deviation; 0 if the policy is the one that sampled", lines: [line("spread", "ratio_spread")] },
     { id: "ratio_max", title: "Largest ratio", floor: 1, note: "of the step's updates", lines: [line("largest", "ratio_max")] },
     {
-      id: "dead", title: "Dead groups", unit: "share", note: "groups whose completions all have the same reward: nothing to learn",
+      id: "dead", title: "No-signal groups", unit: "share", note: "groups whose completions all have the same reward: nothing to learn",
       lines: [
-        line("dead", "dead_groups"), line("all solved", "dead_solved", { inner: true }),
+        line("no signal", "dead_groups"), line("all solved", "dead_solved", { inner: true }),
         line("not solved", (row) => (isNumber(row.dead_solved) ? row.dead_groups - row.dead_solved : null), { inner: true }),
       ],
     },

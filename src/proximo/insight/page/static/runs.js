@@ -61,7 +61,7 @@ export class RunList {
     const far = [run.algorithm, known(run.steps) ? `${run.step ?? 0} of ${run.steps}` : known(run.step) ? `${run.step} step${run.step === 1 ? "" : "s"}` : null, run.fork && `from ${oneLine(run.fork.run)} at ${run.fork.step}`, run.error && oneLine(run.error)];
     return element(
       "li", { class: `run ${run.state}${own ? " chosen" : ""}`, "data-run": run.name },
-      element("label", { class: "tick" }, box), only, element("span", { class: "last", title: "outcome of the last step" }, known(run.outcome) ? withUnit(run.outcome, run.is_share ? "share" : undefined) : ""),
+      element("label", { class: "tick" }, box), only, element("span", { class: "last", title: "task score of the last step" }, known(run.outcome) ? withUnit(run.outcome, run.is_share ? "share" : undefined) : ""),
       element("span", { class: "about", title: far.filter(Boolean).join(" · ") }, element("i", { class: `state ${run.state}`, title: run.state }), [run.state, ...far].filter(Boolean).join(" · ")), bar(run),
     );
   }

@@ -20,7 +20,7 @@ export function figureTable(runs) {
   const shown = runs.filter(({ run }) => run.trained.length || run.evaluated.length);
   if (!shown.length) return [];
   const columns = [
-    ["step", (run) => steps(run)], ["outcome", (run) => withUnit(lastOf(run.trained, "outcome"), outcomeUnit([run])), "of the last step: mean over sampled completions"],
+    ["step", (run) => steps(run)], ["task score", (run) => withUnit(lastOf(run.trained, "outcome"), outcomeUnit([run])), "of the last step: mean over sampled completions"],
     ["held-out", (run) => (isRun(run) ? evaluations(run, "held_out/accuracy", "share") : "–"), "first and last evaluation: greedy answers"],
     ["held-out loss", (run) => (isRun(run) ? "–" : evaluations(run, "held_out/loss")), "first and last evaluation"],
     ["length", (run) => short(lastOf(run.trained, "length"))], ["entropy", (run) => short(lastOf(run.trained, "entropy"))],

@@ -1,4 +1,4 @@
-// The reader's one bar of controls: run, step, lens, pass, search, filters, order, and what can be saved.
+// The reader's one bar of controls: run, step, what-if view, pass, search, filters, order, and what can be saved.
 
 import { calm, element, oneLine, refill, short } from "../elements.js";
 import { shortNames } from "../figures/names.js";

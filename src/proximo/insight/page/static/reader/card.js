@@ -81,10 +81,10 @@ function numbers(at, takesPart) {
     ["before the update", "current", short],
     ["reference", "reference", short],
     ["ratio of the token", "token_ratio", ratio, takesPart],
-    ["ratio at the gate", "ratio", ratio, takesPart],
+    ["ratio that is clipped", "ratio", ratio, takesPart],
     ["advantage", "advantage", signed],
     ["weight", "weight", short, takesPart],
-    ["share passing the gate", "through", share, takesPart],
+    ["gradient kept", "through", share, takesPart],
     ["mismatch correction", "correction", short, takesPart],
     ["gradient on the log-prob", "gradient", signed, takesPart],
     ["gradient from the KL", "kl_gradient", signed, takesPart],
@@ -116,7 +116,7 @@ function curve({ log_ratio: places, positive, negative }, advantage, place, thro
   const label = (value, anchor) =>
     drawn("text", { x: x(value), y: HIGH - 4, "text-anchor": anchor }, ratio(Math.exp(value)));
   const isUp = advantage > 0;
-  const words = "share of the gradient that passes the gate, over the ratio";
+  const words = "share of the gradient that is kept, over the ratio";
   const picture = drawn(
     "svg", { viewBox: `0 0 ${WIDE} ${HIGH}`, class: "curve", role: "img", "aria-label": words },
     drawn("line", { class: "axis", x1: 4, x2: WIDE - 4, y1: y(0), y2: y(0) }),

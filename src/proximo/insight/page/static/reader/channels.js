@@ -2,17 +2,17 @@
 
 import { element, known, ratio, share, short, signed } from "../elements.js";
 
-/** The states of the lens, in words. A token's gradient passes, is blocked, or is 0. */
+/** The states of a token, in words. A token's gradient passes, is blocked, or is 0. */
 export const STATES = {
   open: { label: "open", title: "the full gradient passes", pushes: true },
-  soft: { label: "soft", title: "a soft gate or a cap passes a part of the gradient", pushes: true },
+  soft: { label: "soft", title: "a soft gate or a cap keeps a part of the gradient", pushes: true },
   high: { label: "clipped high", title: "A > 0 and the ratio is above the clip range: no gradient", blocked: true },
   low: { label: "clipped low", title: "A < 0 and the ratio is below the clip range: no gradient", blocked: true },
   dual: { label: "dual", title: "A < 0 and the ratio is above the dual clip: no gradient", blocked: true },
   dropped: { label: "dropped", title: "left out of the update by the algorithm's select", blocked: true },
   rejected: { label: "rejected", title: "left out by the correction of the sampler's mismatch", blocked: true },
   held: { label: "held", title: "held near the old policy by the algorithm's select", pushes: true },
-  dead: { label: "dead", title: "the advantage is exactly 0: no gradient" },
+  dead: { label: "no signal", title: "the advantage is exactly 0: no gradient" },
   idle: { label: "idle", title: "the completion is not trained on: unscored, dropped or not run" },
   outside: { label: "outside", title: "not sampled by the policy, or left out of the loss" },
 };
@@ -29,7 +29,7 @@ export const CHANNELS = [
     of: (row) => row.advantage, say: signed, shade: diverging, ends: ["worse than expected", "better than expected"],
   },
   {
-    name: "ratio", label: "ratio", title: "probability now over probability when sampled, as the gate gets it",
+    name: "ratio", label: "ratio", title: "probability now over probability when sampled, as it is clipped",
     of: (row) => row.ratio, say: ratio, ends: ["less likely now", "likelier now"],
     shade: (value, [, high]) => diverging(Math.log(value), [0, Math.log(high)]),
   },

@@ -12,7 +12,7 @@ export const SHOWS = [
   { name: "unscored", label: "unscored", title: "without a reward because a grader failed", keep: (row) => row.reward === null },
   { name: "failed", label: "failed turns", title: "with a failed call of a tool, or a step of the environment that failed", keep: (row) => row.failed > 0 },
   {
-    name: "dead", label: "dead", title: "all advantages of the group are 0",
+    name: "dead", label: "no-signal groups", title: "all advantages of the group are 0: nothing to learn",
     keep: (row, group) => group.fate === "dead",
   },
   { name: "duplicates", label: "duplicates", title: "identical to another completion of the group", keep: (row) => row.duplicate !== null },
@@ -90,7 +90,7 @@ export function refillGroups(place, children, left) {
 
 function heads(show) {
   const inside = show?.by ? `rollouts by reward, with ${show.label.replace(/ first$/, "")}` : "rollouts by reward";
-  const names = [["group"], ["prompt"], ["wanted", "wanted"], [inside], ["mean", "number"], ["no gradient", "number"], [""]];
+  const names = [["group"], ["prompt"], ["expected", "wanted"], [inside], ["mean", "number"], ["no gradient", "number"], [""]];
   return element("thead", {}, element("tr", {}, ...names.map(([name, kind]) => element("th", { class: kind }, name))));
 }
 

@@ -1,4 +1,4 @@
-// The algorithm lens: the same stored step under other algorithms, and a table that compares them.
+// What-if view: the same stored step under other algorithms, and a table that compares them.
 
 import { element, known, oneLine, share, signed } from "../elements.js";
 
@@ -13,7 +13,7 @@ export function lensChoice({ own, five, algorithms }, current, go) {
     element("select", { "data-lens": current, onchange: choose },
       part("the run's own", ({ name }) => name === own),
       part("the five", ({ name }) => name !== own && five.includes(name)),
-      part("neighbours", ({ name }) => name !== own && !five.includes(name))),
+      part("other algorithms", ({ name }) => name !== own && !five.includes(name))),
   );
 }
 
@@ -42,7 +42,7 @@ const HEADS = [
   ["algorithm", "", ""],
   ["policy loss", "number", "policy loss of the step under this algorithm"],
   ["no gradient", "number", "share of the tokens with a nonzero advantage whose gradient is blocked"],
-  ["held back", "number", "mean share of the gradient that the gate stops, for clips and soft gates alike"],
+  ["clipped", "number", "mean share of the gradient that clipping or a soft gate takes"],
   ["flips", "number", "share of tokens that are blocked here but not under the run's own algorithm, or the reverse"],
   ["A > 0 / A < 0", "", "shares of the gradient, in percent: on tokens with positive and with negative advantage"],
   ["by length", "", "shares of the gradient, in percent: on the shortest, middle and longest third of completions"],

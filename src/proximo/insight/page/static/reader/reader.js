@@ -46,7 +46,7 @@ class Reader {
     const columns = element("div", { class: "columns" }, groups, group, aside);
     const about = element("div", { class: "abouts" }, words, lenses);
     this.root = element("div", { class: "reader", tabindex: "-1" }, this.bar.root, this.alert, this.reading, about, this.search.root, columns);
-    this.lenses = element("details", {}, element("summary", {}, "every algorithm on this step"), element("div"));
+    this.lenses = element("details", {}, element("summary", {}, "what-if view: every algorithm on this step"), element("div"));
     this.lenses.addEventListener("toggle", () => {
       if (this.lenses.open !== Boolean(this.state.lens)) this.go({ lens: this.lenses.open ? "five" : null });
     });

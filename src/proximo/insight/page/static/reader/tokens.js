@@ -239,7 +239,7 @@ export async function paintAll(siblings, selected, paint, isStill) {
 function heading(row, target) {
   const facts = [
     fact("reward", short(row.reward), row.reward === null ? "unscored" : ""),
-    row.outcome !== row.reward ? fact("outcome", short(row.outcome)) : null,
+    row.outcome !== row.reward ? fact("task score", short(row.outcome)) : null,
     ...Object.entries(row.parts).map(([name, value]) => fact(oneLine(name), short(value))),
     fact("advantage", signed(row.advantage_mean)),
     fact("tokens", row.length.toLocaleString("en")),
