@@ -27,7 +27,7 @@ class Word:
     fields: Mapping[str, str]
     """The field's dotted name in each kind of config that has one."""
     takes: str = "STR"
-    """Values it takes: INT, FLOAT, STR, several of these, or one in brackets that may be left out; empty of a switch."""
+    """Values it takes: INT, FLOAT, STR, several of these, or one in brackets, which may be left out; empty: a switch."""
     also: str = ""
     """A second spelling."""
     of_stages: str = ""
