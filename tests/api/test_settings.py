@@ -178,7 +178,7 @@ def test_a_field_is_set_by_its_dotted_name():
         ARITHMETIC,
         algorithm=replace(ARITHMETIC.algorithm, gate=replace(ARITHMETIC.algorithm.gate, high=0.3)),  # pyright: ignore
     )
-    with pytest.raises(ValueError, match="this run has no field gate.height; Clip has low, high, dual"):
+    with pytest.raises(ValueError, match="height is 0.3: this run has no such field; Clip has low, high, dual"):
         set_field(ARITHMETIC.algorithm, "gate.height", 0.3, "height")
 
 

@@ -1,5 +1,7 @@
 """The words of a run: each is one field of each kind of config, of the type that it says."""
 
+import re
+import runpy
 import types
 import typing
 
@@ -12,6 +14,7 @@ from proximo.rl.config import RunConfig
 from proximo.supervised.dpo import DpoConfig
 from proximo.supervised.reward_model import RewardModelConfig
 from proximo.supervised.sft import SftConfig
+from tests import ROOT
 
 CONFIGS = {
     "train": RunConfig,
@@ -105,3 +108,11 @@ def test_other_libraries_names(theirs, ours):
 
 def test_every_word_says_what_it_is():
     assert all(word.meaning and word.takes in TYPES for word in WORDS)
+
+
+def test_the_guides_tables_are_written_from_the_words():
+    script = runpy.run_path(str(ROOT / "docs" / "tables.py"))
+    page = (ROOT / "docs" / "guides" / "command-line.md").read_text()
+    rows = re.compile(r"^\| (?:`--lr`|`--learning-rate`|.*`num_generations`).*\n", re.MULTILINE)
+    assert len(rows.findall(page)) == 2
+    assert script["command_line"](rows.sub("", page)) == page

@@ -5,7 +5,7 @@ from dataclasses import fields, is_dataclass, replace
 from typing import Any, TypedDict, TypeVar
 
 from proximo.config.unions import classes, kinds_of
-from proximo.config.vocabulary import BY_NAME, WORDS, field_of, foreign
+from proximo.config.vocabulary import WORDS, field_of, foreign
 from proximo.models.adapters.lora import Lora
 
 Config = TypeVar("Config")
@@ -70,15 +70,15 @@ def _here(ours: str, remark: str) -> str:
 
 def with_settings(config: Config, settings: Mapping[str, Any], more: Mapping[str, Any]) -> Config:
     """The config with its settings changed: `settings` by their words, `more` by the dotted names of fields."""
-    for name, value in settings.items():
-        if name in ELSEWHERE:
+    for word, value in settings.items():
+        if word in ELSEWHERE:
             continue
-        if name == "lora" and not isinstance(value, int):
+        if word == "lora" and not isinstance(value, int):
             config = _changed(config, adapter=as_lora(value))
             continue
-        path = name if name in OWN else field_of("train", name)
-        assert path, f"{name} is a setting without a field"
-        config = set_field(config, path, value, BY_NAME[name].name if name in BY_NAME else name)
+        path = word if word in OWN else field_of("train", word)
+        assert path, f"{word} is a setting without a field"
+        config = set_field(config, path, value, word)
     for path, value in more.items():
         config = set_field(config, path, value, path)
     return config
@@ -91,7 +91,7 @@ def set_field(value: Config, path: str, new: object, name: str) -> Config:
     kinds = kinds_of(type(value)) if is_dataclass(value) else {}
     if field not in kinds:
         there = f"; {type(value).__name__} has {', '.join(kinds)}" if kinds else ""
-        raise ValueError(f"{name} is {new!r}: this run has no field {path}{there}")
+        raise ValueError(f"{name} is {new!r}: this run has no such field{there}")
     if not rest:
         return _changed(value, **{field: new})
     held, known = vars(value)[field], classes(kinds[field])

@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from numbers import Integral
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Unpack
 
 from proximo.algorithms import Algorithm, explain
@@ -47,6 +46,8 @@ KEPT = Path("runs") / "data"
 """Folder for rows that were given in Python."""
 CONFIG = "a RunConfig, such as replace(proximo.presets.ARITHMETIC, steps=20)"
 """Description of a config, for errors."""
+Model = RunConfig | str | Path
+"""A whole config, or a model whose config is chosen: its folder, hub id or name."""
 STARTING_CONFIG = replace(START, task=ARITHMETIC.task)
 """Config from which that for a model and data starts: a model alone is trained on the demo's task."""
 CHANGED = "`proximo.config_for` gives the config, and `dataclasses.replace` changes it"
@@ -55,7 +56,7 @@ COMPILING = "compiling for this GPU: the first evaluation and the first update t
 
 
 def train(
-    model: RunConfig | str | Path,
+    model: "Model",
     run: PathLike | None = None,
     *,
     data: Any = None,
@@ -74,7 +75,7 @@ def train(
     allow_change: Sequence[str] = (),
     accept_lost_rows: bool = False,
     quiet: bool = False,
-    settings: "Mapping[str, Any]" = MappingProxyType({}),
+    settings: "Mapping[str, Any] | None" = None,
     **words: "Unpack[Settings]",
 ) -> TrainedRun:
     """Train a model by reinforcement learning; what `proximo train` does. The same call with the same folder resumes.
@@ -83,12 +84,12 @@ def train(
     run               the run folder; None: runs/ALGORITHM-DATE
     data              a path, a hub id, a list of dicts, a dict of columns, a DataFrame, a Dataset, or a task
     evaluation_data   likewise; without it a tenth of the prompts is held out
-    reward            f(prompts, completions, **columns), or as verl or verifiers call it; a list of f or (f, weight)
+    reward, rewards   f(prompts, completions, **columns), or as verl or verifiers call it; a list of f or (f, weight)
     environment       a class with reset(problem) and step(reply), or "file.py:Name"; tools, max_turns
     algorithm         "grpo", "dapo", ..., or a value such as proximo.DAPO
     steps, epochs     training steps, or passes over the data; by themselves by the size of the data
-    learning_rate (lr), max_tokens, group_size, batch, temperature, kl, lora, system, template, chat, warmup_steps,
-    weight_decay, token_budget, seed, dtype    what `proximo train --help` says of --learning-rate and so on
+    words             learning_rate (lr), max_tokens, group_size, batch, temperature, kl, lora, system, template, chat,
+                      warmup_steps, weight_decay, token_budget, seed, dtype: as flags in `proximo train --help`
     settings          any other field by its name: {"training.minibatches": 2}
     log               called with each step's metrics, a dict with "step" in it: log=print, log=wandb.log
     on_step           called as on_step(step, metrics); True ends the run there, saved and evaluated
@@ -109,7 +110,7 @@ def train(
     base = model if isinstance(model, RunConfig) else _starting_config(model, data)
     played = given_environment(environment, tools, max_turns)
     base = _given(base, data, evaluation_data, _one_of(reward, rewards), algorithm, steps, quiet, words, played)
-    config, chosen = _chosen(base, words, settings, steps, suited=not isinstance(model, RunConfig))
+    config, chosen = _chosen(base, words, settings or {}, steps, suited=not isinstance(model, RunConfig))
     options = {"resume": resume, "allow_change": allow_change, "accept_lost": accept_lost_rows, "track": track}
     return train_in(run, config, chosen, _observed(on_step, log), quiet, **options)
 
@@ -205,7 +206,7 @@ def config_for(
     steps: int | None = None,
     adapter: Lora | None = None,
     quiet: bool = False,
-    settings: "Mapping[str, Any]" = MappingProxyType({}),
+    settings: "Mapping[str, Any] | None" = None,
     **words: "Unpack[Settings]",
 ) -> RunConfig:
     """The config that `proximo.train` chooses for a model and data, to look at or to change before training.
@@ -215,7 +216,8 @@ def config_for(
     model       a folder, a hub id or the name of a model that ships with Proximo
     adapter     a LoRA adapter to train instead of the whole model, as `lora`; the learning rate is then ten times as
                 high
-    The others are as in `proximo.train`.
+    data, evaluation_data, reward, rewards, environment, tools, max_turns, algorithm, steps, settings, quiet and the
+    words, such as learning_rate    as in `proximo.train`
 
     Example:
         config = proximo.config_for("tiny-arithmetic", data=proximo.tasks.Arithmetic(), steps=20, quiet=True)
@@ -226,7 +228,7 @@ def config_for(
     base = replace(_starting_config(model, data), adapter=as_lora(adapter))
     played = given_environment(environment, tools, max_turns)
     base = _given(base, data, evaluation_data, _one_of(reward, rewards), algorithm, steps, quiet, words, played)
-    config, chosen = _chosen(base, words, settings, steps, suited=True)
+    config, chosen = _chosen(base, words, settings or {}, steps, suited=True)
     for line in () if quiet else listed(chosen, CHANGED):
         say(line)
     return config

@@ -152,8 +152,8 @@ def unknown_flag(command: str, arguments: Sequence[str]) -> str | None:
     another config than the page's is named. Fields of a class that can be chosen are left to who knows the class."""
     if _names_a_preset(command, arguments) or (text := page(command)) is None:
         return None
-    known = [name for name, _ in FLAG.findall(text.partition("\nexamples:")[0])]
-    tables = {name.rpartition(".")[0] for name in known if name.endswith((".type", ".add"))}
+    known = _flags_of(text)
+    tables = _chosen(known)
     for flag in arguments:
         name = flag.partition("=")[0].replace("_", "-")
         if name.endswith((".type", ".add")):  # which class a field has there is better said by the config
@@ -166,15 +166,24 @@ def unknown_flag(command: str, arguments: Sequence[str]) -> str | None:
     return None
 
 
+def _flags_of(text: str) -> list[str]:
+    return [name for name, _ in FLAG.findall(text.partition("\nexamples:")[0])]
+
+
+def _chosen(flags: Sequence[str]) -> set[str]:
+    """Fields of which a class can be chosen: what is below them depends on the class."""
+    return {name.rpartition(".")[0] for name in flags if name.endswith((".type", ".add"))}
+
+
 def wrong_value(command: str, arguments: Sequence[str]) -> str | None:
     """Complaint about the first value that the page's flag does not take; None where there is none, or no page."""
     if (text := page(command)) is None:
         return None
-    takes = dict(TAKES.findall(text))
-    for argument, following in zip(arguments, [*arguments[1:], "--"], strict=True):
+    takes, tables = dict(TAKES.findall(text)), _chosen(_flags_of(text))
+    for argument, following in zip(arguments, [*arguments, "--"][1:], strict=True):
         name, equals, value = argument.partition("=")
         kinds = takes.get(name.replace("_", "-"))
-        if kinds is None or name.endswith((".type", ".add")):
+        if kinds is None or any(name.startswith(f"{table}.") for table in tables):
             continue
         given = value if equals else following
         if not equals and given.startswith("--"):

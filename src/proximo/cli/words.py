@@ -7,7 +7,7 @@ from proximo.config.vocabulary import BY_NAME, Word, field_of, foreign, kind_of,
 
 OWN = ("model", "data", "eval-data", "run", "algorithm", "steps", "track", "ranks", "seed", "dtype", "reward", "tools")
 """Flags of a command itself, and fields without a table, which need no word."""
-TAKEN = "taken from the config of the run"
+LORA, ENVIRONMENT, TOOLS = (BY_NAME[name] for name in ("lora", "environment", "tools"))
 
 
 def spelled_out(command: str, arguments: Sequence[str]) -> list[str]:
@@ -31,14 +31,14 @@ def spelled_out(command: str, arguments: Sequence[str]) -> list[str]:
 
 
 def _flags(word: Word, field: str, name: str, following: str, equals: str) -> list[str]:
-    if word.name == "lora" and not equals and following.startswith("-"):
+    if word is LORA and not equals and following.startswith("-"):
         return ["--adapter.type", "Lora"]
-    if word.name == "environment" and ":" not in following:
+    if word is ENVIRONMENT and ":" not in following:
         return [f"--environment={following}" if equals else "--environment"]
     table, dot, last = field.rpartition(".")
     last = f"no-{last}" if name.startswith("no_") else last
     flag = f"--{table}{dot}{last}".replace("_", "-")
-    begins = ["--environment.type", "MultiTurn"] * (word.name in ("environment", "tools"))
+    begins = ["--environment.type", "MultiTurn"] * (word in (ENVIRONMENT, TOOLS))
     return [*begins, f"{flag}={following}" if equals else flag]
 
 

@@ -27,7 +27,7 @@ class Word:
     fields: Mapping[str, str]
     """The field's dotted name in each kind of config that has one."""
     takes: str = "STR"
-    """Values it takes: INT, FLOAT, STR, several of these, or one in brackets, which may be left out; empty: a switch."""
+    """What it takes: INT, FLOAT, STR, several of these, one in brackets that may be left out, or of a switch nothing."""
     also: str = ""
     """A second spelling."""
     of_stages: str = ""
@@ -344,6 +344,11 @@ _FOREIGN = (
 )
 FOREIGN = {name: Foreign(ours, remark) for ours, names, remark in _FOREIGN for name in names.split()}
 """Names of other libraries. TRL's and verl's of November 2026, OpenRLHF's and prime-rl's."""
+
+
+def foreign_names() -> Iterator[tuple[Foreign, list[str]]]:
+    """The answers, each with the names that have it."""
+    return ((Foreign(ours, remark), names.split()) for ours, names, remark in _FOREIGN)
 
 
 def foreign(name: str) -> Foreign | None:
