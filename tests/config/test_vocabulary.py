@@ -37,7 +37,7 @@ def types_at(kind: type, path: str) -> set[type]:
             if member is not types.NoneType
         ]
         tables = [table for each in here for table in classes(each)]
-        here = tables or here
+        here = list[object](tables) or here
     return {typing.get_args(each)[0] if typing.get_origin(each) is tuple else each for each in here}  # pyright: ignore
 
 

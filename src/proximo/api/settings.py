@@ -104,7 +104,7 @@ def as_lora(given: Any) -> Lora | None:
     """A LoRA adapter as it is, or the one that peft's LoraConfig describes; ValueError for what is not trained here."""
     if given is None or isinstance(given, Lora):
         return given
-    if type(given).__name__ != "LoraConfig" or not is_dataclass(given):
+    if type(given).__name__ != "LoraConfig" or not hasattr(given, "__dataclass_fields__"):
         raise TypeError(f"lora is {given!r}: give a rank, a proximo.Lora or peft's LoraConfig")
     plain = type(given)()
     for field in fields(given):

@@ -27,7 +27,7 @@ class Word:
     fields: Mapping[str, str]
     """The field's dotted name in each kind of config that has one."""
     takes: str = "STR"
-    """What it takes: INT, FLOAT, STR, several of these, one in brackets that may be left out, or of a switch nothing."""
+    """Values: INT, FLOAT, STR, several of these, one in brackets that may be left out; empty: it is a switch."""
     also: str = ""
     """A second spelling."""
     of_stages: str = ""
