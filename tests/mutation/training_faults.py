@@ -49,7 +49,12 @@ TRAINING_FAULTS = (
         "self._in_spell, _, self.max_tokens = state",
         "skipped updates over a resume",
     ),
-    Fault("learner/guard.py", "self._policy.zero_grad()\n", "pass\n", "a gradient counted twice after memory ran out"),
+    Fault(
+        "learner/gradients.py",
+        "self._policy.zero_grad()\n        trained",
+        "trained",
+        "an update that begins with the gradient of the one before",
+    ),
     Fault(
         "learner/passes.py",
         "options.groups // options.minibatches",

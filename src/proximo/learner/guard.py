@@ -161,7 +161,7 @@ class UpdateGuard:
                     raise
                 failure = first_line(error)
             # Not in the clause above: while an error is handled, the frames it went through keep their tensors.
-            self._policy.zero_grad()
+            self._policy.zero_grad()  # for their memory: an update begins without gradients anyway
             layers = checkpointable_layers(self._models) if with_gradient else 0
             passes = self._smaller(passes, batch, layers, failure)
             gc.collect()
