@@ -9,7 +9,7 @@ from proximo.config.vocabulary import WORDS, field_of, foreign
 from proximo.models.adapters.lora import Lora
 
 Config = TypeVar("Config")
-OWN = ("seed", "dtype")
+WITHOUT_TABLE = ("seed", "dtype")
 """Fields without a table that are settings, too."""
 ELSEWHERE = ("environment", "tools", "max_turns", "epochs")
 """Words that are arguments of their own, or set more than a field."""
@@ -76,7 +76,7 @@ def with_settings(config: Config, settings: Mapping[str, Any], more: Mapping[str
         if word == "lora" and not isinstance(value, int):
             config = _changed(config, adapter=as_lora(value))
             continue
-        path = word if word in OWN else field_of("train", word)
+        path = word if word in WITHOUT_TABLE else field_of("train", word)
         assert path, f"{word} is a setting without a field"
         config = set_field(config, path, value, word)
     for path, value in more.items():

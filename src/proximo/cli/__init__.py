@@ -11,9 +11,9 @@ from importlib import import_module
 from typing import Any
 
 from proximo.cli.arguments import asks_for_help, nearest, refuse, say, take_switch
-from proximo.cli.help_pages import page_of, unknown_flag, wrong_value
+from proximo.cli.help_pages import PAGED, page_of, unknown_flag, wrong_value
 from proximo.cli.naming import DEMO, first_line
-from proximo.cli.words import refuse_foreign, spelled_out
+from proximo.cli.words import about_foreign, spelled_out
 from proximo.config.trust.permission import command_line
 from proximo.system.opening import UnsafeFile
 from proximo.system.version import __version__
@@ -155,7 +155,6 @@ def _answer(arguments: list[str], *, owns_process: bool) -> int:
         if (page := page_of(command, rest)) is not None:
             print(page, end="")
             return 0
-        refuse_foreign(command, rest)
         _refuse_unknown(command, rest)
         if (line := first_line(command, rest)) is not None and (owns_process or line == DEMO):
             say(line)
@@ -176,12 +175,13 @@ def _answer(arguments: list[str], *, owns_process: bool) -> int:
 
 
 def _refuse_unknown(command: str, arguments: Sequence[str]) -> None:
-    """Refuse a flag that certainly does not exist, before torch is imported."""
+    """Refuse a flag that certainly does not exist, or a value that it does not take, before torch is imported."""
+    if asks_for_help(arguments):
+        return
     flags = [each for each in arguments if each != LOAD_CODE or command in WITHOUT_RUNS]
-    if not asks_for_help(arguments) and (wrong := unknown_flag(command, flags)) is not None:
-        refuse(wrong)
-    if not asks_for_help(arguments) and (wrong := wrong_value(command, flags)) is not None:
-        refuse(wrong)
+    for checks in (about_foreign,) * (command in PAGED) + (unknown_flag, wrong_value):
+        if (wrong := checks(command, flags)) is not None:
+            refuse(wrong)
 
 
 def _print_completion(shells: list[str]) -> int:

@@ -123,7 +123,7 @@ def _skipping(config: RunConfig, skip_bad: bool) -> RunConfig:
     return replace(config, task=replace(config.task, skip_bad=True))
 
 
-def naming_flags(command: str, own: str) -> str:
+def naming_flags(command: str, of_command: str) -> str:
     """Help on what names a config as a whole, which is no field of it, and between them on the command's own flags."""
     lines = [
         f"base config (proximo {command} [PRESET | run.toml]):",
@@ -141,7 +141,7 @@ def naming_flags(command: str, own: str) -> str:
         *(f"  {each.name:<18} {each.what}" for each in PRESETS),
         "",
     ]
-    return f"{DATA_FLAGS}{own}{chr(10).join(lines)}"
+    return f"{DATA_FLAGS}{of_command}{chr(10).join(lines)}"
 
 
 def named_algorithm(flag: str, name: str) -> Card:

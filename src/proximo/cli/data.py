@@ -52,8 +52,8 @@ def take_environment(
 
 
 def take_rewards(arguments: list[str]) -> list[Reward | tuple[Reward, float]]:
-    """What --reward names, FILE.py:FUNCTION or the name of a reward, each alone or as NAME=WEIGHT; it is removed from
-    the arguments."""
+    """Rewards that --reward names, FILE.py:FUNCTION or one of ours, each alone or as NAME=WEIGHT; the flag is removed
+    from the arguments."""
     rewards = []
     for flag in ("--reward", "--rewards"):
         for given in take_several(arguments, flag) or ():

@@ -206,8 +206,7 @@ def _fits(value: str, kind: str) -> bool:
 def _spoken(kinds: str) -> str:
     """Example: _spoken("{None}|INT") == "None or a whole number"."""
     words = {"INT": ["a whole number"], "FLOAT": ["a number"], "STR": ["a text"]}
-    found = [word for kind in re.findall(KIND, kinds) for word in words.get(kind) or kind[1:-1].split(",")]
-    return " or ".join(found)
+    return " or ".join(word for kind in re.findall(KIND, kinds) for word in words.get(kind) or kind[1:-1].split(","))
 
 
 def _names_a_preset(command: str, arguments: Sequence[str]) -> bool:

@@ -2,10 +2,28 @@
 
 from collections.abc import Sequence
 
-from proximo.cli.arguments import refuse
-from proximo.config.vocabulary import BY_NAME, Word, field_of, foreign, kind_of, words_of
+from proximo.config.vocabulary import BY_NAME, WORDS, Word, field_of, foreign, kind_of, words_of
 
-OWN = ("model", "data", "eval-data", "run", "algorithm", "steps", "track", "ranks", "seed", "dtype", "reward", "tools")
+TABLES = {field.partition(".")[0] for word in WORDS for field in word.fields.values()} | {
+    "algorithm",
+    "sampler",
+    "ahead",
+}
+"""Tables of configs whose fields may be called as something else is elsewhere."""
+WITHOUT_TABLE = (
+    "model",
+    "data",
+    "eval-data",
+    "run",
+    "algorithm",
+    "steps",
+    "track",
+    "ranks",
+    "seed",
+    "dtype",
+    "reward",
+    "tools",
+)
 """Flags of a command itself, and fields without a table, which need no word."""
 LORA, ENVIRONMENT, TOOLS = (BY_NAME[name] for name in ("lora", "environment", "tools"))
 
@@ -46,19 +64,22 @@ def _name(flag: str) -> str:
     return flag.removeprefix("--").replace("-", "_")
 
 
-def refuse_foreign(command: str, arguments: Sequence[str]) -> None:
-    """Refuse a flag that is another library's, and say what it is here."""
+def about_foreign(command: str, arguments: Sequence[str]) -> str | None:
+    """Complaint about the first flag that is another library's, with ours; None where there is none. What begins with
+    the name of a table may be ours: whoever knows its fields asks for the answer."""
     kind = kind_of(command)
     for argument in arguments:
         flag = argument.partition("=")[0]
-        if kind is None or not flag.startswith("--") or field_of(kind, _name(flag)) is not None:
+        head, dot, _ = _name(flag).partition(".")
+        if kind is None or not flag.startswith("--") or (dot and head in TABLES) or field_of(kind, head) is not None:
             continue
         if (answer := answer_to(kind, flag)) is not None:
-            refuse(f"{flag}: {answer}")
+            return f"{flag}: {answer}"
+    return None
 
 
 def answer_to(kind: str, flag: str) -> str | None:
-    """What a flag of another library is here; None where nothing is known, or this kind of run has no such thing."""
+    """Answer to a flag of another library; None where nothing is known, or this kind of run has no such thing."""
     known = foreign(flag)
     if known is None:
         return None
@@ -75,7 +96,7 @@ def _as_flag(kind: str, ours: str) -> str | None:
         return None if field_of(kind, ours) is None else BY_NAME[ours].flag
     if kind != "train" and plain.startswith("training."):
         return f"--fit.{plain.removeprefix('training.')}"
-    is_there = kind == "train" or plain in OWN
+    is_there = kind == "train" or plain in WITHOUT_TABLE
     return f"--{plain}" if plain and is_there else None
 
 

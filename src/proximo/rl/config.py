@@ -392,11 +392,11 @@ def load_run(path: str, code: CodePermission | None = None) -> RunConfig:
         epochs.extend([tables.pop("epochs")] if "epochs" in tables else [])
         return renewed(with_named_pieces(tables, with_kl="kl" in tables))
 
-    config = toml.load(path, RunConfig, code, spelled_out, {word: words[word] for word in words if word not in OWN})
+    config = toml.load(path, RunConfig, code, spelled_out, {word: words[word] for word in words if word not in FIELDS})
     return config if not epochs else replace(config, steps=steps_of(epochs[0], config))
 
 
-OWN = {field.name for field in fields(RunConfig)}
+FIELDS = {field.name for field in fields(RunConfig)}
 """Fields of a run's config, which are no words in a file: `environment` is a table there, or a name."""
 
 
@@ -407,6 +407,8 @@ def with_named_pieces(tables: dict[str, Any], *, with_kl: bool) -> dict[str, Any
         if (named := card(algorithm)) is None:
             raise ValueError(f"algorithm is {algorithm!r}: give one of {', '.join(each.name for each in CARDS)}")
         tables["algorithm"] = toml.plain(named.value)
+        if with_kl and isinstance(kl := tables["algorithm"].get("kl"), dict):
+            del kl["coefficient"]
     if isinstance(path := tables.get("environment"), str):
         tables["environment"] = {"type": "MultiTurn", "path": path}
     if "tools" in tables:
