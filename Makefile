@@ -70,11 +70,11 @@ diagrams: .venv/.ready
 gallery: .venv/.ready
 	$(BIN)/python docs/gallery.py
 
-# Writes the verdicts that `proximo study` lists, from the results in docs/studies, and the tables of rules and metrics
-# in the guide of health.
+# Writes the verdicts that `proximo study` lists, from the results in docs/studies, and the guides' tables of rules,
+# metrics and words.
 pages: .venv/.ready
 	$(BIN)/python -c "from proximo_lab.studies.verdicts import write_verdicts; write_verdicts()"
-	$(BIN)/python docs/health_tables.py
+	$(BIN)/python docs/tables.py
 
 # Builds site/, the documentation as web pages that need nothing from elsewhere; a broken link fails. About 20 s.
 docs: .venv/.docs

@@ -99,7 +99,7 @@ DOOR: Any = proximo
         (
             lambda: DOOR.train({"steps": 3}),
             TypeError,
-            "config is {'steps': 3}: give a model's folder or name, or a RunConfig",
+            "model is {'steps': 3}: give a model's folder or name, or a RunConfig",
         ),
         (
             lambda: DOOR.sft([{"prompt": "a"}]),

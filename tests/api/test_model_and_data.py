@@ -141,7 +141,7 @@ def test_what_is_given_takes_the_place_of_a_configs_own():
 @pytest.mark.parametrize(
     ("call", "error", "line"),
     [
-        (lambda: proximo.train(7), TypeError, "config is 7: give a model's folder or name, or a RunConfig"),  # pyright: ignore
+        (lambda: proximo.train(7), TypeError, "model is 7: give a model's folder or name, or a RunConfig"),  # pyright: ignore
         (lambda: proximo.train("no/model", data=ROWS), ValueError, "no/model"),
         (lambda: proximo.config_for(MODEL, data=ROWS, algorithm=7), TypeError, "algorithm is 7: give a name"),  # pyright: ignore
         (lambda: proximo.config_for(MODEL, data=ROWS, algorithm="dappo"), ValueError, "no algorithm is called 'dappo'"),

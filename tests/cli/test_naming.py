@@ -86,8 +86,8 @@ def test_the_refusal_is_the_same_for_stages_and_deep_flags(capsys):
         ["sft", "--fit.epoch", "1"], capsys
     )
     assert "nearest is '--training.learning-rate'" in refusal(["train", "--training.learnin-rate", "1"], capsys)
-    assert "--lr: there is no such flag, the nearest is '--training.learning-rate'" in refusal(
-        ["train", "--lr=1"], capsys
+    assert "--mgn: there is no such flag, the nearest is '--training.max-gradient-norm'" in refusal(
+        ["train", "--mgn=1"], capsys
     )
 
 

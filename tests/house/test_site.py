@@ -8,6 +8,7 @@ from typing import Any
 import yaml
 
 from proximo import Lora, RunConfig, ValueOptions, WeightedRule
+from proximo.config.vocabulary import WORDS
 from proximo.rewards import PythonFunction
 from proximo.samplers.engines.options import Fleet
 from proximo.tasks import File
@@ -72,7 +73,8 @@ def test_flags_that_settings_of_other_libraries_map_to_exist():
         *names(Fleet(), "--sampler"),
     }
     known |= {f"--rewards.rules.N.{each.name}" for each in fields(rule)}
-    known |= {"--data", "--eval-data", "--run", "--track"}  # flags of the command itself
+    known |= {"--data", "--eval-data", "--run", "--track", "--reward"}  # flags of the command itself
+    known |= {flag for word in WORDS for flag in word.flags}
     for page in ("from-trl", "from-verl"):
         text = CODE.sub("", (ROOT / f"docs/tutorials/{page}.md").read_text())
         named = set(re.findall(r"(?<=`)--[a-zA-Z0-9.-]+", text))

@@ -9,7 +9,7 @@ import pytest
 
 import proximo
 from proximo.config import toml
-from proximo.recipes.presets import PRESETS
+from proximo.recipes.presets import ARITHMETIC
 
 TRAIN = """
 import sys
@@ -31,9 +31,8 @@ print(*sorted(files), sep="\\n")
 
 @pytest.mark.slow("trains a run in a new process")
 def test_the_demo_reads_less_than_half_of_the_files(tmp_path: Path):
-    demo = PRESETS[0].config
-    training, evaluation = replace(demo.training, groups=4), replace(demo.evaluation, problems=4)
-    short = replace(demo, steps=1, training=training, evaluation=evaluation)
+    training, evaluation = replace(ARITHMETIC.training, groups=4), replace(ARITHMETIC.evaluation, problems=4)
+    short = replace(ARITHMETIC, steps=1, training=training, evaluation=evaluation)
     (tmp_path / "run.toml").write_text(toml.dumps(short))
     done = subprocess.run([sys.executable, "-c", TRAIN], cwd=tmp_path, text=True, capture_output=True)
     assert done.returncode == 0, done.stderr

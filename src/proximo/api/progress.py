@@ -10,6 +10,9 @@ from proximo.runs.records import Collected, Evaluation
 OnStep = Callable[[int, dict[str, float]], object]
 """Called with the number of steps done and the step's metrics; True ends the run after that step."""
 
+Log = Callable[[dict[str, float]], object]
+"""Called with each step's metrics, and the step among them."""
+
 
 class Silent:
     """Tells nothing."""

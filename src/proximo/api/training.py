@@ -1,17 +1,18 @@
 """`proximo.train`: reinforcement learning from a config, or from a model and data, into a run folder."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from numbers import Integral
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from proximo.algorithms import Algorithm, explain
 from proximo.api.folders import PathLike, attempted, folder_for, suit_session
 from proximo.api.messages import Say, keep_quiet, say
-from proximo.api.progress import ObservedProgress, OnStep, Silent
+from proximo.api.progress import Log, ObservedProgress, OnStep, Silent
 from proximo.api.rewards import Rewards, is_scored, with_rewards
 from proximo.api.run import TrainedRun, algorithm_of
+from proximo.api.settings import Settings, as_lora, refuse_unknown, with_settings
 from proximo.api.threads import as_found, on_processes, on_ranks
 from proximo.api.validate import refuse_kind, refuse_values
 from proximo.config import toml
@@ -22,11 +23,11 @@ from proximo.models import load_tokenizer
 from proximo.models.adapters.lora import Lora
 from proximo.models.compiling import compiles
 from proximo.models.shipped import resolve
-from proximo.recipes.defaults import START, Default, defaults_for, listed, traits_of, with_defaults
+from proximo.recipes.defaults import START, Default, defaults_for, kept, listed, traits_of, with_defaults
 from proximo.recipes.presets import ARITHMETIC, with_algorithm, with_values
 from proximo.rewards import ExactMatch
 from proximo.rl import train as loop
-from proximo.rl.config import RunConfig
+from proximo.rl.config import RunConfig, steps_of
 from proximo.rl.plugin_errors import name_user_code
 from proximo.rl.preflight.prompts import check_prompts
 from proximo.rl.progress import Progress, ProgressLines
@@ -45,6 +46,8 @@ KEPT = Path("runs") / "data"
 """Folder for rows that were given in Python."""
 CONFIG = "a RunConfig, such as replace(proximo.presets.ARITHMETIC, steps=20)"
 """Description of a config, for errors."""
+Model = RunConfig | str | Path
+"""A whole config, or a model whose config is chosen: its folder, hub id or name."""
 STARTING_CONFIG = replace(START, task=ARITHMETIC.task)
 """Config from which that for a model and data starts: a model alone is trained on the demo's task."""
 CHANGED = "`proximo.config_for` gives the config, and `dataclasses.replace` changes it"
@@ -53,65 +56,99 @@ COMPILING = "compiling for this GPU: the first evaluation and the first update t
 
 
 def train(
-    config: RunConfig | str | Path,
+    model: "Model",
     run: PathLike | None = None,
     *,
     data: Any = None,
     evaluation_data: Any = (),
+    reward: "Rewards | None" = None,
     rewards: "Rewards | None" = None,
     environment: Any = None,
     tools: "Sequence[Tool]" = (),
     max_turns: int | None = None,
     algorithm: Algorithm | str | None = None,
     steps: int | None = None,
+    log: "Log | None" = None,
     on_step: "OnStep | None" = None,
+    track: str | Sequence[str] = (),
     resume: bool = True,
     allow_change: Sequence[str] = (),
     accept_lost_rows: bool = False,
-    track: str | Sequence[str] = (),
     quiet: bool = False,
+    settings: "Mapping[str, Any] | None" = None,
+    **words: "Unpack[Settings]",
 ) -> TrainedRun:
-    """Train a model by reinforcement learning; what `proximo train` does. Returns the run: its result, metrics,
-    rollouts, charts, model and tokenizer.
+    """Train a model by reinforcement learning; what `proximo train` does. The same call with the same folder resumes.
 
-    A model and data are enough: everything else is chosen for them, as on the command line, and lines on stderr say
-    what and why. The same call with the same folder resumes a run that ended early, with the same numbers as if it had
-    not; a finished run returns its result at once. Ctrl-C saves the run and raises KeyboardInterrupt. ValueError says
-    in one line what cannot be run, before a model is loaded where possible.
-
-    config            a model: a folder, a hub id or the name of a model that ships with Proximo. Or a RunConfig:
-                      everything that decides the run's numbers; `proximo.recipes.presets` has some that work
+    model             a folder, a hub id or the name of a model that ships; or a whole RunConfig
     run               the run folder; None: runs/ALGORITHM-DATE
-    data, evaluation_data   what to train and evaluate on: as `proximo.task_of` takes it, or a task. It takes the place
-                      of a RunConfig's task, and has to be given for a model
-    rewards           what is rewarded, in the place of the task's verdict: functions as TRL, verl or verifiers call
-                      them, each alone or as (f, weight). One that a module or file holds runs in a process of its
-                      own; a lambda or a notebook's function runs in this process, and a resume needs it again
-    environment       a class with reset(problem) and step(reply), which answers replies and rewards them, its path
-                      file.py:Name, or a value such as proximo.MultiTurn(...)
-    tools, max_turns  functions that the policy may call, or their paths; replies of an episode at most
-    algorithm         a name, such as "dapo", or a value, such as proximo.DAPO; None: GRPO, or the RunConfig's
-    steps             training steps; None: by the size of the data, or the RunConfig's
-    on_step           called as on_step(step, metrics) after each step; True ends the run there, saved, evaluated and
-                      finished. The same call with allow_change=["steps"] does the other steps
+    data              a path, a hub id, a list of dicts, a dict of columns, a DataFrame, a Dataset, or a task
+    evaluation_data   likewise; without it a tenth of the prompts is held out
+    reward, rewards   f(prompts, completions, **columns), or as verl or verifiers call it; a list of f or (f, weight)
+    environment       a class with reset(problem) and step(reply), or "file.py:Name"; tools, max_turns
+    algorithm         "grpo", "dapo", ..., or a value such as proximo.DAPO
+    steps, epochs     training steps, or passes over the data; by themselves by the size of the data
+    words             learning_rate (lr), max_tokens, group_size, batch, temperature, kl, lora, system, template, chat,
+                      warmup_steps, weight_decay, token_budget, seed, dtype: as flags in `proximo train --help`
+    settings          any other field by its name: {"training.minibatches": 2}
+    log               called with each step's metrics, a dict with "step" in it: log=print, log=wandb.log
+    on_step           called as on_step(step, metrics); True ends the run there, saved and evaluated
+    track             wandb, trackio, tensorboard, mlflow or file.py:Name, one or several
     resume            False: refuse a folder that is not empty
     allow_change      fields that may differ from how the run in the folder began, such as ["steps"]
     accept_lost_rows  resume although metrics.jsonl or ledger.jsonl has lost rows
-    track             one or several that get the run while it runs: wandb, trackio, tensorboard, mlflow or file.py:Name
-    quiet             no lines on stderr
+    quiet             no lines on stderr, which say what was chosen, and why
+
+    Ctrl-C saves the run. ValueError says in a line what cannot be run, before a model is loaded where possible.
 
     Example:
-        run = proximo.train("path/to/model", "runs/mine", data="gsm8k.jsonl", algorithm="dapo", steps=200)
+        run = proximo.train("path/to/model", data="gsm8k.jsonl", reward=f, learning_rate=1e-6, epochs=3, log=print)
         print(run.before.accuracy, run.after.accuracy, run.checkpoint, run.metrics().column("outcome"))
-        proximo.train(replace(proximo.presets.ARITHMETIC, algorithm=proximo.DAPO, steps=20), "runs/demo")
     """
-    refuse_kind("config", config, (RunConfig, str, Path), f"a model's folder or name, or {CONFIG}")
-    base = config if isinstance(config, RunConfig) else _starting_config(config, data)
+    refuse_kind("model", model, (RunConfig, str, Path), f"a model's folder or name, or {CONFIG}")
+    refuse_unknown(words, "train")
+    base = model if isinstance(model, RunConfig) else _starting_config(model, data)
     played = given_environment(environment, tools, max_turns)
-    base = _given(base, data, evaluation_data, rewards, algorithm, steps, quiet, played)
-    chosen = () if isinstance(config, RunConfig) else defaults_for(base, traits_of(base))
+    base = _given(base, data, evaluation_data, _one_of(reward, rewards), algorithm, steps, quiet, words, played)
+    config, chosen = _chosen(base, words, settings or {}, steps, suited=not isinstance(model, RunConfig))
     options = {"resume": resume, "allow_change": allow_change, "accept_lost": accept_lost_rows, "track": track}
-    return train_in(run, with_defaults(base, chosen), chosen, on_step, quiet, **options)
+    return train_in(run, config, chosen, _observed(on_step, log), quiet, **options)
+
+
+def _one_of(reward: "Rewards | None", rewards: "Rewards | None") -> "Rewards | None":
+    if reward is not None and rewards is not None:
+        raise ValueError("reward and rewards are both given, and mean the same: give one of them")
+    return rewards if reward is None else reward
+
+
+def _chosen(
+    base: RunConfig, words: Settings, settings: Mapping[str, Any], steps: int | None, *, suited: bool
+) -> tuple[RunConfig, list[Default]]:
+    """The config with what was given in the place of its own, and of what was chosen for its model and data; and the
+    latter, as far as it stands. `suited`: whether anything is to be chosen."""
+    epochs = words.get("epochs")
+    if epochs is not None and steps is not None:
+        raise ValueError("epochs and steps are both given: give one of them")
+    base = with_settings(base, words, settings)
+    if not suited:
+        return (base if epochs is None else replace(base, steps=steps_of(epochs, base))), []
+    chosen = defaults_for(base, traits_of(base), epochs)
+    config = with_settings(with_defaults(base, chosen), words, settings)
+    if epochs is not None:
+        config = replace(config, steps=steps_of(epochs, config))
+    return config, kept(config, chosen)
+
+
+def _observed(on_step: OnStep | None, log: Log | None) -> OnStep | None:
+    """One function of the two that see each step."""
+    if log is None:
+        return on_step
+
+    def both(step: int, metrics: dict[str, float]) -> object:
+        log({"step": step, **metrics})
+        return None if on_step is None else on_step(step, metrics)
+
+    return both
 
 
 def train_in(
@@ -160,33 +197,41 @@ def config_for(
     *,
     data: Any = None,
     evaluation_data: Any = (),
+    reward: "Rewards | None" = None,
     rewards: "Rewards | None" = None,
+    environment: Any = None,
+    tools: "Sequence[Tool]" = (),
+    max_turns: int | None = None,
     algorithm: Algorithm | str | None = None,
     steps: int | None = None,
     adapter: Lora | None = None,
     quiet: bool = False,
+    settings: "Mapping[str, Any] | None" = None,
+    **words: "Unpack[Settings]",
 ) -> RunConfig:
     """The config that `proximo.train` chooses for a model and data, to look at or to change before training.
 
     Lines on stderr say what was chosen and why. No weights are loaded.
 
     model       a folder, a hub id or the name of a model that ships with Proximo
-    adapter     a LoRA adapter to train instead of the whole model; the learning rate is then ten times as high
-    data, evaluation_data, rewards, algorithm, steps, quiet   as in `proximo.train`
+    adapter     a LoRA adapter to train instead of the whole model, as `lora`; the learning rate is then ten times as
+                high
+    data, evaluation_data, reward, rewards, environment, tools, max_turns, algorithm, steps, settings, quiet and the
+    words, such as learning_rate    as in `proximo.train`
 
     Example:
         config = proximo.config_for("tiny-arithmetic", data=proximo.tasks.Arithmetic(), steps=20, quiet=True)
         config = replace(config, sampling=replace(config.sampling, max_tokens=16))
     """
     refuse_kind("model", model, (str, Path), "a folder, a hub id, or the name of a model that ships with Proximo")
-    if adapter is not None:
-        refuse_kind("adapter", adapter, Lora, "a proximo.Lora, such as proximo.Lora(rank=8, alpha=16)")
-    base = replace(_starting_config(model, data), adapter=adapter)
-    base = _given(base, data, evaluation_data, rewards, algorithm, steps, quiet)
-    chosen = defaults_for(base, traits_of(base))
+    refuse_unknown(words, "config_for")
+    base = replace(_starting_config(model, data), adapter=as_lora(adapter))
+    played = given_environment(environment, tools, max_turns)
+    base = _given(base, data, evaluation_data, _one_of(reward, rewards), algorithm, steps, quiet, words, played)
+    config, chosen = _chosen(base, words, settings or {}, steps, suited=True)
     for line in () if quiet else listed(chosen, CHANGED):
         say(line)
-    return with_defaults(base, chosen)
+    return config
 
 
 def _starting_config(model: str | Path, data: Any) -> RunConfig:
@@ -207,6 +252,7 @@ def _given(
     algorithm: Algorithm | str | None,
     steps: int | None,
     quiet: bool,
+    words: Settings,
     environment: EnvironmentOptions | None = None,
 ) -> RunConfig:
     """The config with what else was given in the place of its own."""
@@ -224,7 +270,8 @@ def _given(
         config = replace(config, task=data)
     elif data is not None:
         rewarded = rewards is not None or is_scored(config)
-        task = task_of(data, evaluation=evaluation_data, model=config.model, rewarded=rewarded, quiet=quiet)
+        asked = {"template": words.get("template", ""), "system": words.get("system", ""), "chat": words.get("chat")}
+        task = task_of(data, evaluation=evaluation_data, model=config.model, rewarded=rewarded, quiet=quiet, **asked)
         config = replace(config, task=with_reward(task, None) if rewarded and rewards is None else task)
     elif evaluation_data:
         raise ValueError("evaluation_data goes with data: give the data to train on too")
@@ -240,6 +287,8 @@ def task_of(
     answer_columns: Sequence[str] | None = None,
     held_out: float | str | None = None,
     template: str = "",
+    system: str = "",
+    chat: bool | None = None,
     rewarded: bool = False,
     keep_in: PathLike = KEPT,
     quiet: bool = False,
@@ -250,7 +299,8 @@ def task_of(
                     a list of dictionaries, a dictionary of columns, a DataFrame, a Hugging Face Dataset, an Arrow table
     evaluation      data to evaluate on, likewise, each PATH or NAME=PATH; nothing of the others is held out then
     model           the model: questions are formatted with its chat template, if it has one. None: as text
-    prompt_column, answer_columns, held_out, template   as in tasks.File, where they are not to be recognised
+    prompt_column, answer_columns, held_out, template, system, chat   as in tasks.File, where they are not to be
+                    recognised
     rewarded        whether something else than the data's answers is rewarded, such as a function
     keep_in         folder in which rows are written, since a resume needs them
     quiet           no lines on stderr
@@ -263,10 +313,12 @@ def task_of(
         answer_columns=None if answer_columns is None else tuple(answer_columns),
         held_out=held_out,
         template=template,
+        system=system,
+        chat=chat,
         has_reward=rewarded,
     )
-    chat = model is not None and load_tokenizer(resolve(model)).chat_template is not None
-    opened = open_data(paths_of(data, Path(keep_in)), paths_of(evaluation, Path(keep_in)), chosen, chat=chat)
+    templated = model is not None and load_tokenizer(resolve(model)).chat_template is not None
+    opened = open_data(paths_of(data, Path(keep_in)), paths_of(evaluation, Path(keep_in)), chosen, chat=templated)
     for line in opened.lines:
         (keep_quiet if quiet else say)(line)
     # A reward stands where one has to be until what is rewarded takes its place.

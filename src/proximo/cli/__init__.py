@@ -11,8 +11,9 @@ from importlib import import_module
 from typing import Any
 
 from proximo.cli.arguments import asks_for_help, nearest, refuse, say, take_switch
-from proximo.cli.help_pages import page_of, unknown_flag
+from proximo.cli.help_pages import PAGED, page_of, unknown_flag, wrong_value
 from proximo.cli.naming import DEMO, first_line
+from proximo.cli.words import about_foreign, spelled_out
 from proximo.config.trust.permission import command_line
 from proximo.system.opening import UnsafeFile
 from proximo.system.version import __version__
@@ -174,10 +175,13 @@ def _answer(arguments: list[str], *, owns_process: bool) -> int:
 
 
 def _refuse_unknown(command: str, arguments: Sequence[str]) -> None:
-    """Refuse a flag that certainly does not exist, before torch is imported."""
+    """Refuse a flag that certainly does not exist, or a value that it does not take, before torch is imported."""
+    if asks_for_help(arguments):
+        return
     flags = [each for each in arguments if each != LOAD_CODE or command in WITHOUT_RUNS]
-    if not asks_for_help(arguments) and (wrong := unknown_flag(command, flags)) is not None:
-        refuse(wrong)
+    for checks in (about_foreign,) * (command in PAGED) + (unknown_flag, wrong_value):
+        if (wrong := checks(command, flags)) is not None:
+            refuse(wrong)
 
 
 def _print_completion(shells: list[str]) -> int:
@@ -198,6 +202,7 @@ def run_command(command: str, arguments: list[str]) -> int:
     if asks_for_help(arguments) and (usage := getattr(sys.modules[run.__module__], "USAGE", None)) is not None:
         print(usage, end="")
         return 0
+    arguments = spelled_out(command, arguments)
     return run(command, arguments) if command in STAGES else run(arguments)
 
 

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import NoReturn, TypeVar
 
 from proximo.api import messages
+from proximo.cli.words import answer_to
+from proximo.config.vocabulary import kind_of
 from proximo.system.folders import write_file
 from proximo.system.opening import without_links
 
@@ -140,6 +142,9 @@ def write_out(out: str | Path, text: str) -> None:
 
 
 def no_such_flag(name: str, known: Sequence[str], prog: str) -> str:
+    kind = kind_of(prog.rpartition(" ")[2])
+    if kind is not None and (answer := answer_to(kind, name)) is not None:
+        return f"{name}: {answer}"
     return f"{name}: there is no such flag{_nearest_flag(name, known)}; {prog} --help lists all"
 
 

@@ -1,5 +1,6 @@
 """The config that a command line names: a preset or a file, an algorithm, a reward model."""
 
+import textwrap
 import tomllib
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
@@ -7,9 +8,20 @@ from pathlib import Path
 
 from proximo.algorithms import Algorithm, explain
 from proximo.algorithms.explain import Card
+from proximo.api.rewards import with_rewards
 from proximo.api.training import STARTING_CONFIG
-from proximo.cli.arguments import asks_for_help, nearest, read_number, refuse, refusing, say, take, take_number
-from proximo.cli.data import DATA_FLAGS, is_rewarded, take_environment, take_task
+from proximo.cli.arguments import (
+    asks_for_help,
+    flag_names,
+    nearest,
+    read_number,
+    refuse,
+    refusing,
+    say,
+    take,
+    take_number,
+)
+from proximo.cli.data import DATA_FLAGS, is_rewarded, take_environment, take_rewards, take_task
 from proximo.cli.flags import changed, read_flags
 from proximo.cli.naming import DEMO, named
 from proximo.cli.pieces import said_later, with_pieces
@@ -17,15 +29,18 @@ from proximo.config import toml
 from proximo.recipes.defaults import Default, defaults_for, kept, traits_of, with_defaults
 from proximo.recipes.pipeline import PipelineConfig
 from proximo.recipes.presets import ARITHMETIC, PRESETS, with_algorithm, with_values
-from proximo.rl.config import RunConfig, load_run
+from proximo.rewards import ExactMatch
+from proximo.rl.config import RunConfig, load_run, steps_of
 from proximo.rl.reward_config import RewardModel
 from proximo.system.opening import read_file, without_links
 from proximo.tasks import Code, File
+from proximo.tasks.sources.mixture import with_reward
 
 
 def base_config(arguments: list[str], default: RunConfig = ARITHMETIC) -> RunConfig:
     """The preset or file that comes first, with the algorithm and reward model that are named; all are taken."""
     name, judge = take(arguments, "--algorithm"), take(arguments, "--reward-model")
+    rewards = take_rewards(arguments)
     given = bool(arguments) and not arguments[0].startswith("-")
     config = preset_or_file(arguments.pop(0), arguments) if given else default
     config = _with_weight(config, arguments)
@@ -34,8 +49,13 @@ def base_config(arguments: list[str], default: RunConfig = ARITHMETIC) -> RunCon
     if judge is not None:
         config = _with_judge(config, judge, take(arguments, "--rewards.task"))
     environment = take_environment(arguments, config.environment)
-    task = take_task(arguments, config.model, rewarded=is_rewarded(config.rewards, environment))
-    return with_values(config if task is None else replace(config, task=task, environment=environment))
+    is_paid = bool(rewards) or is_rewarded(config.rewards, environment)
+    task = take_task(arguments, config.model, rewarded=is_paid)
+    if task is not None and rewards:
+        task = with_reward(task, ExactMatch())  # stands for the rewards until they take its place
+    config = with_values(config if task is None else replace(config, task=task, environment=environment))
+    with refusing():
+        return with_rewards(config, rewards or None)
 
 
 def run_config(
@@ -44,16 +64,25 @@ def run_config(
     """The run that a command line describes, and the defaults in it that were chosen for its model and data."""
     of_file = bool(arguments) and arguments[0].endswith(".toml") and not asks_for_help(arguments)
     is_demo = of_file and not named(arguments)
-    base, defaults = suited_base(arguments, prog=prog, skip_bad=skip_bad)
+    epochs = take_number(arguments, "--epochs", float)
+    if epochs is not None and "--steps" in flag_names(arguments):
+        refuse("--epochs and --steps: give one of them")
+    base, defaults = suited_base(arguments, prog=prog, skip_bad=skip_bad, epochs=epochs)
     config = changed(base, arguments, prog=prog, usage=usage, description=description, help_more=help_more)
+    if epochs is not None:
+        with refusing():
+            config = replace(config, steps=steps_of(epochs, config))
     if is_demo:
         say(DEMO)
     return _skipping(config, skip_bad), kept(config, defaults)
 
 
-def suited_base(arguments: list[str], *, prog: str, skip_bad: bool = False) -> tuple[RunConfig, list[Default]]:
+def suited_base(
+    arguments: list[str], *, prog: str, skip_bad: bool = False, epochs: float | None = None
+) -> tuple[RunConfig, list[Default]]:
     """Config that flags are applied to: a preset or a file, or if the flags name a model or data, one with defaults for
-    those, which are returned too. What names the config is taken from the arguments."""
+    those, which are returned too. What names the config is taken from the arguments. `epochs`: passes over the data,
+    if they are given in the place of steps."""
     if not asks_for_help(arguments) and (not arguments or arguments[0].startswith("-")):
         refuse_half(prog, named(arguments))
     if not _names_own(arguments):
@@ -63,7 +92,7 @@ def suited_base(arguments: list[str], *, prog: str, skip_bad: bool = False) -> t
         return base, []
     asked = _skipping(read_flags(base, arguments, prog=prog)[0], skip_bad)
     with refusing():
-        defaults = defaults_for(asked, traits_of(asked))
+        defaults = defaults_for(asked, traits_of(asked), epochs)
     return with_defaults(base, defaults), defaults
 
 
@@ -94,18 +123,25 @@ def _skipping(config: RunConfig, skip_bad: bool) -> RunConfig:
     return replace(config, task=replace(config.task, skip_bad=True))
 
 
-def naming_flags(command: str) -> str:
-    """Help on what names a config as a whole, which is no field of it."""
+def naming_flags(command: str, of_command: str) -> str:
+    """Help on what names a config as a whole, which is no field of it, and between them on the command's own flags."""
     lines = [
         f"base config (proximo {command} [PRESET | run.toml]):",
         "  run.toml              config file, such as the config.toml of a run folder",
-        f"  --algorithm NAME      one of {', '.join(card.name for card in explain.CARDS)}",
+        *textwrap.wrap(
+            f"--algorithm NAME      one of {', '.join(card.name for card in explain.CARDS)}",
+            116,
+            initial_indent=" " * 2,
+            subsequent_indent=" " * 24,
+            break_on_hyphens=False,
+        ),
         "  --reward-model DIR    add a reward model; --rewards.task is the weight of the task's score",
+        "",
         "presets (the first is the default):",
         *(f"  {each.name:<18} {each.what}" for each in PRESETS),
-        DATA_FLAGS.rstrip(),
+        "",
     ]
-    return "\n".join(lines)
+    return f"{DATA_FLAGS}{of_command}{chr(10).join(lines)}"
 
 
 def named_algorithm(flag: str, name: str) -> Card:

@@ -3,24 +3,28 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from proximo.cli.arguments import asks_for_help, refuse, refusing, say, take_several, take_switch
+from proximo.cli.arguments import asks_for_help, read_number, refuse, refusing, say, take_several, take_switch
 from proximo.cli.flags import read_flags
 from proximo.environments.kinds import Acting, EnvironmentOptions
 from proximo.models import load_tokenizer
 from proximo.models.shipped import resolve
-from proximo.rewards import ExactMatch
+from proximo.rewards import ExactMatch, Reward, reward_named
 from proximo.rl.reward_config import RewardMix
 from proximo.tasks import Mixture, TaskOptions
 from proximo.tasks.sources.mixture import with_reward
 from proximo.tasks.sources.opening import open_data
 from proximo.tasks.sources.recognising import Chosen
 
-DATA_FLAGS = """data:
+DATA_FLAGS = """model, data and reward:
+  --model MODEL         model to train: a folder, a hub id, or the name of one that ships with Proximo
   --data DATA ...       train on a .jsonl, .json, .parquet, .csv, .tsv or .arrow file, a pattern, a folder or a hub id;
                         the shapes of TRL, verl, open-instruct, verifiers and GSM8K are recognised, and a line says
                         how.
                         Several are mixed by weight: --data math.jsonl=0.7 code.jsonl=0.3
   --eval-data DATA ...  evaluate on these and hold out nothing of the others; NAME=DATA names one in the metrics
+  --reward REWARD ...   FILE.py:FUNCTION, in TRL's, verl's or verifiers' form, or ExactMatch or MathVerify, in the place
+                        of the verdict on the data's answers; several are added up, FILE.py:FUNCTION=WEIGHT
+
 """
 TASK = "--task."
 
@@ -45,6 +49,19 @@ def take_environment(
         (flags if is_its else others).append(each)
     arguments[:] = others
     return read_flags(_Played(environment), flags, prog=prog)[0].environment
+
+
+def take_rewards(arguments: list[str]) -> list[Reward | tuple[Reward, float]]:
+    """Rewards that --reward names, FILE.py:FUNCTION or one of ours, each alone or as NAME=WEIGHT; the flag is removed
+    from the arguments."""
+    rewards = []
+    for flag in ("--reward", "--rewards"):
+        for given in take_several(arguments, flag) or ():
+            name, _, weight = given.partition("=")
+            with refusing(about=f"{flag} {given}"):
+                reward = reward_named(name)
+            rewards.append((reward, read_number(flag, weight, float)) if weight else reward)
+    return rewards
 
 
 def is_rewarded(rewards: RewardMix, environment: EnvironmentOptions) -> bool:

@@ -8,7 +8,7 @@ import io
 import re
 import sys
 import warnings
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import redirect_stderr
 from dataclasses import fields, is_dataclass, replace
 from functools import reduce
@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin
 from proximo.api.validate import refuse_values
 from proximo.cli.arguments import asks_for_help, no_such_flag, refusing
 from proximo.cli.pieces import flags_of, type_lines, with_pieces
+from proximo.cli.words import word_lines
 from proximo.config.unions import choices, classes, is_choice, kinds_of, protocols, union_members
 from proximo.system.safe_text import visible
 
@@ -42,18 +43,29 @@ def changed(
 
     `--gate.type SoftGate` puts another piece in a field's place, with its defaults; `--shape.type None` takes it away
     where a field may be empty; `--extra.add EntropyBonus` adds one to what is there; `--gate.type my_file.py:MyGate`
-    takes a class of the user's own where the field's union is open. In the help, `usage` follows the command's name,
-    and `help_more` comes last.
+    takes a class of the user's own where the field's union is open. In the help, `usage` follows the command's name;
+    `help_more` comes before the fields, and its examples last.
     """
+    usual, examples, lines = help_more.partition("examples:\n")
+    first = [description, "", *word_lines(prog.rpartition(" ")[2]), *usual.splitlines()]
+    description = "\n".join(_in_sections(first))
     try:
         value, remarks = read_flags(default, flags, prog=prog, description=description, usage=usage)
     except SystemExit as stopped:
         if stopped.code == 0:  # help was asked for, and printed
-            print("\n".join([*type_lines(with_pieces(default, list(flags))), *help_more.splitlines()]))
+            print("\n".join([*type_lines(with_pieces(default, list(flags))), *f"{examples}{lines}".splitlines()]))
         raise
     for message in remarks:
         print(f"unusual: {visible(message)}", file=sys.stderr)
     return value
+
+
+def _in_sections(lines: Sequence[str]) -> Iterator[str]:
+    """The lines with an empty one before each heading, without which it would be drawn into the line before."""
+    for before, line in zip(["", *lines], lines, strict=False):
+        if line and not line.startswith(" ") and before.startswith(" "):
+            yield ""
+        yield line
 
 
 def read_flags(

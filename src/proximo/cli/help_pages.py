@@ -35,6 +35,9 @@ MAX_VERSIONS = 8
 SHELLS = ("bash", "zsh", "fish")
 FLAG = re.compile(r"(?<![\w.-])(--[a-z][\w.-]*\w)(?: (\{[^}]*\}|[^\s,|│-][^\s,]*))?")
 """A flag, and the choices, default or placeholder that stands one space behind it."""
+KIND = r"\{[^}]*\}|INT|FLOAT|STR"
+TAKES = re.compile(rf"(?<![\w.-])(--[\w.-]+) ((?:{KIND})(?:\|(?:{KIND}))*)(?=,|\s*$|  )", re.MULTILINE)
+"""A flag and what it takes, as tyro draws it."""
 SWITCHES = ("True", "False")
 """Defaults of flags that need no value."""
 
@@ -149,8 +152,8 @@ def unknown_flag(command: str, arguments: Sequence[str]) -> str | None:
     another config than the page's is named. Fields of a class that can be chosen are left to who knows the class."""
     if _names_a_preset(command, arguments) or (text := page(command)) is None:
         return None
-    known = [name for name, _ in FLAG.findall(text.partition("\nexamples:")[0])]
-    tables = {name.rpartition(".")[0] for name in known if name.endswith((".type", ".add"))}
+    known = _flags_of(text)
+    tables = _chosen(known)
     for flag in arguments:
         name = flag.partition("=")[0].replace("_", "-")
         if name.endswith((".type", ".add")):  # which class a field has there is better said by the config
@@ -161,6 +164,49 @@ def unknown_flag(command: str, arguments: Sequence[str]) -> str | None:
                 plain = [each for each in known if not each.endswith((".type", ".add")) and ".N." not in each]
                 return no_such_flag(name, plain, f"proximo {command}")
     return None
+
+
+def _flags_of(text: str) -> list[str]:
+    return [name for name, _ in FLAG.findall(text.partition("\nexamples:")[0])]
+
+
+def _chosen(flags: Sequence[str]) -> set[str]:
+    """Fields of which a class can be chosen: what is below them depends on the class."""
+    return {name.rpartition(".")[0] for name in flags if name.endswith((".type", ".add"))}
+
+
+def wrong_value(command: str, arguments: Sequence[str]) -> str | None:
+    """Complaint about the first value that the page's flag does not take; None where there is none, or no page."""
+    if (text := page(command)) is None:
+        return None
+    takes, tables = dict(TAKES.findall(text)), _chosen(_flags_of(text))
+    for argument, following in zip(arguments, [*arguments, "--"][1:], strict=True):
+        name, equals, value = argument.partition("=")
+        kinds = takes.get(name.replace("_", "-"))
+        if kinds is None or any(name.startswith(f"{table}.") for table in tables):
+            continue
+        given = value if equals else following
+        if not equals and given.startswith("--"):
+            return f"{name} needs a value: give {_spoken(kinds)}"
+        if not any(_fits(given, kind) for kind in re.findall(KIND, kinds)):
+            return f"{name} {given}: give {_spoken(kinds)}"
+    return None
+
+
+def _fits(value: str, kind: str) -> bool:
+    if kind.startswith("{"):
+        return value in kind[1:-1].split(",")
+    try:
+        {"INT": int, "FLOAT": float, "STR": str}[kind](value)
+    except ValueError:
+        return False
+    return True
+
+
+def _spoken(kinds: str) -> str:
+    """Example: _spoken("{None}|INT") == "None or a whole number"."""
+    words = {"INT": ["a whole number"], "FLOAT": ["a number"], "STR": ["a text"]}
+    return " or ".join(word for kind in re.findall(KIND, kinds) for word in words.get(kind) or kind[1:-1].split(","))
 
 
 def _names_a_preset(command: str, arguments: Sequence[str]) -> bool:

@@ -121,17 +121,24 @@ def said_later() -> Iterator[None]:
 
 
 def _filled(value: Value, flags: Sequence[str]) -> Value:
-    kinds = kinds_of(type(value)) if is_dataclass(type(value)) else {}
     for flag in flag_names(flags):
-        field, inner, *_ = (*_path(flag), "")
-        known = classes(kinds[field]) if field in kinds and vars(value)[field] is None else []
-        if len(known) != 1:
-            continue
-        fields = {each.name: each for each, _ in given_fields(known[0])}
-        if inner in fields and not any(is_required(each) for each in fields.values()):
-            with suppress(ValueError):  # a piece that this value has no use for: its flags are refused by name, later
-                value = replace(value, **{field: known[0]()})  # pyright: ignore[reportArgumentType]
+        with suppress(ValueError):  # a piece that this value has no use for: its flags are refused by name, later
+            value = _filled_at(value, _path(flag))
     return value
+
+
+def _filled_at(value: Value, path: Sequence[str]) -> Value:
+    field, *rest = path
+    kinds = kinds_of(type(value)) if is_dataclass(type(value)) else {}
+    if not rest or field not in kinds:
+        return value
+    held, known = vars(value)[field], classes(kinds[field])
+    if held is None and len(known) == 1:
+        fields = {each.name: each for each, _ in given_fields(known[0])}
+        inner = known[0]() if rest[0] in fields and not any(map(is_required, fields.values())) else None
+    else:
+        inner = _filled_at(held, rest)
+    return value if inner is held else replace(value, **{field: inner})  # pyright: ignore[reportArgumentType]
 
 
 def _empties(kind: Any, flag: str, flags: Sequence[str]) -> bool:

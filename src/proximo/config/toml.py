@@ -18,6 +18,7 @@ import types
 import typing
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal, TypeVar
 
 from proximo.config.plugins import all_counted_from, counted_from, is_outside
@@ -73,11 +74,18 @@ Renew = Callable[[dict[str, Any]], dict[str, Any]]
 """Gives the fields of an earlier version's config the names that they have today."""
 
 
-def load(path: str, kind: type[T], code: CodePermission | None = None, renew: Renew | None = None) -> T:
+def load(
+    path: str,
+    kind: type[T],
+    code: CodePermission | None = None,
+    renew: Renew | None = None,
+    words: Mapping[str, str] = MappingProxyType({}),
+) -> T:
     """The dataclass `kind` from a file; a ConfigError names the file and says what to do.
 
     `code` says which code that it names may be loaded; None: that of a user's own file, and of a file in a run folder
-    what the user permits (config/trust/permission.py).
+    what the user permits (config/trust/permission.py). `words`: short names at the top of the file, and the field that
+    each stands for.
 
     A path in "file.py:Name" counts from the folder of this file, except in a run's own config.toml, whose paths count
     from the current folder, like those of the command that started it.
@@ -92,7 +100,8 @@ def load(path: str, kind: type[T], code: CodePermission | None = None, renew: Re
         text = data.decode("utf-8-sig")
         folder = Path(path).parent
         start = "" if (folder / RUN_RECORD).is_file() else str(folder)
-        return loads(text, kind, path, finite=True, code=code or of_file(path), renew=renew, folder=start)
+        code = code or of_file(path)
+        return loads(text, kind, path, finite=True, code=code, renew=renew, words=words, folder=start)
     except UnicodeDecodeError as error:
         line = data[: error.start].count(b"\n") + 1
         raise ConfigError([f"{path}:{line}: not UTF-8, {error.reason}; save the file as UTF-8"]) from None
@@ -106,6 +115,7 @@ def loads(
     finite: bool = False,
     code: CodePermission = ANYTHING,
     renew: Renew | None = None,
+    words: Mapping[str, str] = MappingProxyType({}),
     folder: str = "",
 ) -> T:
     """The dataclass `kind` from TOML; `source` names the text in a ConfigError. `finite`: whether to refuse inf and
@@ -117,17 +127,33 @@ def loads(
         raise ConfigError([f"{source}: this is not TOML: {error}"]) from None
     if nested_beyond(data, DEEPEST):
         raise ConfigError([f"{source}: its tables are nested too deeply for any config"])
-    tables = data if renew is None else renew(data)
+    lines = line_numbers(text)
     try:
+        tables = data if renew is None else renew(data)
+        _spell_out(tables, words, lines)
         code.admit(tables)
     except ValueError as error:
         raise ConfigError([f"{source}: {error}"]) from None
-    reader = _Reader(line_numbers(text), finite, code.load_class, folder)
+    reader = _Reader(lines, finite, code.load_class, folder)
     value = reader.table(tables, kind, "")
     if reader.problems:
         problems = sorted(reader.problems, key=lambda problem: problem[0])
         raise ConfigError([f"{source}:{line}: {what}" if line else f"{source}: {what}" for line, what in problems])
     return value
+
+
+def _spell_out(tables: dict[str, Any], words: Mapping[str, str], lines: dict[str, int]) -> None:
+    """Put each word's value where its field is; what is wrong with it is then told with the word's line."""
+    for word in [word for word in words if word in tables]:
+        *path, name = words[word].split(".")
+        table = tables
+        for each in path:
+            inner = table.get(each)
+            table[each] = table = inner if isinstance(inner, dict) else {}
+        if name in table:
+            raise ValueError(f"{word} and {words[word]} are the same field: give one of them")
+        table[name] = tables.pop(word)
+        lines[words[word]] = lines.get(word, 0)
 
 
 def _container(kind: Any, *origins: type) -> Any | None:

@@ -15,7 +15,7 @@ from proximo.models.packing.support import supports_packing
 from proximo.models.shipped import resolve
 from proximo.models.values import OwnModel
 from proximo.rewards.grading import grading
-from proximo.rl.config import RunConfig, TrainingOptions, ValueOptions
+from proximo.rl.config import RunConfig, TrainingOptions, ValueOptions, steps_of
 from proximo.rl.preflight.calibration import probed
 from proximo.tasks import Task
 from proximo.types import Problem
@@ -137,8 +137,9 @@ def traits_of(config: RunConfig) -> RunTraits:
     )
 
 
-def defaults_for(config: RunConfig, traits: RunTraits) -> list[Default]:
-    """Defaults for what a config has from START; they suit what was given."""
+def defaults_for(config: RunConfig, traits: RunTraits, epochs: float | None = None) -> list[Default]:
+    """Defaults for what a config has from START; they suit what was given. `epochs`: passes over the data, if they are
+    given in the place of steps."""
     batch, steps = _batch_size(traits), config.steps
     groups = config.training.groups
     if groups == START.training.groups:
@@ -146,7 +147,7 @@ def defaults_for(config: RunConfig, traits: RunTraits) -> list[Default]:
     rate = learning_rate(traits.parameters, has_adapter=traits.has_adapter, is_new=traits.is_new)
     defaults = [_max_tokens(traits), rate, *_value(config, traits), *_batch(config, groups, batch, traits)]
     if steps == START.steps:
-        chosen = _steps(groups, traits)
+        chosen = _steps(groups, traits) if epochs is None else _epochs(epochs, groups, config, traits)
         defaults.append(chosen)
         assert isinstance(chosen.value, int)
         steps = chosen.value
@@ -271,6 +272,11 @@ def _batch(config: RunConfig, groups: int, batch: BatchSize, traits: RunTraits) 
         return [*prompts, size, Default("training.minibatches", 1, "the algorithm is defined for one update per step")]
     number = max(each for each in range(1, batch.minibatches + 1) if groups % each == 0)
     return [*prompts, size, Default("training.minibatches", number, "updates per step")]
+
+
+def _epochs(epochs: float, groups: int, config: RunConfig, traits: RunTraits) -> Default:
+    steps = steps_of(epochs, config, groups)
+    return Default("steps", steps, f"{epochs:g} times the {traits.problems:,} prompts, {groups} of them a step")
 
 
 def _steps(groups: int, traits: RunTraits) -> Default:

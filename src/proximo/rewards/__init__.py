@@ -17,6 +17,23 @@ from proximo.rewards.text import ExactMatch, FormatReward
 Reward = ExactMatch | FormatReward | MathVerify | PythonFunction | Judge | GivenFunction | Grader
 """Rewards that a config may name: one of ours, or any Grader from a file, type = "my_file.py:MyReward"."""
 
+WITHOUT_OPTIONS = (ExactMatch, MathVerify)
+"""Rewards that need no more than their name."""
+
+
+def reward_named(name: str) -> Reward:
+    """The reward of a function, FILE.py:FUNCTION or MODULE:FUNCTION, or one of ours by its name.
+
+    Example: reward_named("ExactMatch") == ExactMatch()
+    """
+    if ":" in name:
+        return PythonFunction(name)
+    known = {kind.__name__: kind for kind in WITHOUT_OPTIONS}
+    if name not in known:
+        raise ValueError(f"no reward is called {name!r}: give FILE.py:FUNCTION, or one of {', '.join(known)}")
+    return known[name]()
+
+
 __all__ = [
     "ExactMatch",
     "FormatReward",
@@ -27,4 +44,5 @@ __all__ = [
     "MathVerify",
     "PythonFunction",
     "Reward",
+    "reward_named",
 ]

@@ -1,14 +1,17 @@
 """The whole config of a run: batch sizes, learning rates, evaluation, checkpoints and the options of each part."""
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from typing import Literal
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Literal
 
 from proximo.algorithms import GRPO, Algorithm
+from proximo.algorithms.explain import CARDS, card
 from proximo.config import toml
 from proximo.config.aliases import renewed
 from proximo.config.trust.permission import ANYTHING, CodePermission
 from proximo.config.unions import check_kinds
+from proximo.config.vocabulary import fields_by_word
 from proximo.data import stable_hash
 from proximo.data.mixing import Ptx
 from proximo.environments.kinds import EnvironmentOptions, SingleTurn
@@ -380,8 +383,76 @@ class RunConfig:
 
 
 def load_run(path: str, code: CodePermission | None = None) -> RunConfig:
-    """A run's config from a file, of this version or an earlier one."""
-    return toml.load(path, RunConfig, code, renewed)
+    """A run's config from a file, of this version or an earlier one; fields may be given by their words."""
+    words, epochs = fields_by_word("train"), list[object]()
+
+    def spelled_out(tables: dict[str, Any]) -> dict[str, Any]:
+        if "epochs" in tables and "steps" in tables:
+            raise ValueError("epochs and steps are both given: give one of them")
+        epochs.extend([tables.pop("epochs")] if "epochs" in tables else [])
+        return renewed(with_named_pieces(tables, with_kl="kl" in tables))
+
+    config = toml.load(path, RunConfig, code, spelled_out, {word: words[word] for word in words if word not in FIELDS})
+    return config if not epochs else replace(config, steps=steps_of(epochs[0], config))
+
+
+FIELDS = {field.name for field in fields(RunConfig)}
+"""Fields of a run's config, which are no words in a file: `environment` is a table there, or a name."""
+
+
+def with_named_pieces(tables: dict[str, Any], *, with_kl: bool) -> dict[str, Any]:
+    """The tables with an algorithm, an environment and rewards that are given by their names alone."""
+    algorithm = tables.get("algorithm", "grpo" if with_kl else None)
+    if isinstance(algorithm, str):
+        if (named := card(algorithm)) is None:
+            raise ValueError(f"algorithm is {algorithm!r}: give one of {', '.join(each.name for each in CARDS)}")
+        tables["algorithm"] = toml.plain(named.value)
+        if with_kl and isinstance(kl := tables["algorithm"].get("kl"), dict):
+            del kl["coefficient"]
+    if isinstance(path := tables.get("environment"), str):
+        tables["environment"] = {"type": "MultiTurn", "path": path}
+    if "tools" in tables:
+        tables.setdefault("environment", {"type": "MultiTurn"})
+    if (reward := tables.pop("reward", None)) is not None:
+        _set_rewards(tables, reward if isinstance(reward, list) else [reward])
+    return tables
+
+
+def _set_rewards(tables: dict[str, Any], given: Sequence[object]) -> None:
+    """Put rewards that are given by name where a config has them: one takes the place of the task's own."""
+    pairs = [str(each).partition("=")[::2] for each in given]
+    rewards = [{"type": "PythonFunction", "path": name} if ":" in name else {"type": name} for name, _ in pairs]
+    task = tables.get("task")
+    if len(rewards) == 1 and not pairs[0][1] and isinstance(task, dict) and task.get("type") == "File":
+        task["reward"] = rewards[0]
+        return
+    rules = [{"reward": each} for each in rewards]
+    for rule, (name, weight) in zip(rules, pairs, strict=True):
+        if weight:
+            rule["weight"] = _weight(name, weight)  # pyright: ignore[reportArgumentType]
+    if isinstance(task, dict) and task.get("type") == "File":
+        task["reward"] = "none"
+    tables["rewards"] = {"task": 0.0, "rules": rules} | tables.get("rewards", {})
+
+
+def _weight(name: str, weight: str) -> float:
+    try:
+        return float(weight)
+    except ValueError:
+        raise ValueError(f"reward {name} has the weight {weight!r}: give a number") from None
+
+
+def steps_of(epochs: object, config: RunConfig, groups: int | None = None) -> int:
+    """Steps of so many passes over the task's problems.
+
+    Example: steps_of(2, replace(config, task=File("a-hundred-rows.jsonl", held_out=0.0)), groups=16) == 13
+    """
+    problems = config.task.size("train")
+    if not isinstance(epochs, int | float) or not 0 < epochs < math.inf:
+        raise ValueError(f"epochs is {epochs!r}: give a positive number of passes over the data")
+    if problems is None:
+        raise ValueError(f"epochs is {epochs:g}: this task generates problems without end; give steps")
+    return max(1, math.ceil(epochs * problems / (groups or config.training.groups) - 1e-9))
 
 
 def loads_run(text: str, source: str = "config", code: CodePermission = ANYTHING) -> RunConfig:

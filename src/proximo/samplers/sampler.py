@@ -6,6 +6,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
 
+from proximo.config.unions import check_kinds
 from proximo.models.model_types import PreTrainedTokenizerBase
 from proximo.models.sampled import SampledPolicy
 from proximo.samplers.in_progress import BegunRequests
@@ -58,6 +59,7 @@ class SamplingOptions:
     The text has no special tokens, so that a stop string is found even if such a token splits it."""
 
     def __post_init__(self) -> None:
+        check_kinds(self, "sampling.")
         if not 0 <= self.temperature < float("inf"):
             raise ValueError(f"temperature is {self.temperature}: give 0 (greedy) or a positive number")
         if 0 < self.temperature < COLDEST:

@@ -750,12 +750,12 @@ def test_the_guide_has_every_metric_as_it_is():
 
 
 def test_the_guides_tables_are_written_from_rules_and_metrics():
-    script = runpy.run_path(str(ROOT / "docs" / "health_tables.py"))
+    script = runpy.run_path(str(ROOT / "docs" / "tables.py"))
     rows = re.compile(r"^\| `(?:loops|outcome|kl|held_out/low)` \|.*\n", re.MULTILINE)
     assert len(rows.findall(GUIDE)) == 5  # `loops` is a rule and a metric
-    assert script["with_tables"](rows.sub("", GUIDE)) == GUIDE
+    assert script["health"](rows.sub("", GUIDE)) == GUIDE
     with pytest.raises(ValueError, match="has no line"):
-        script["with_tables"]("")
+        script["health"]("")
 
 
 def test_every_metric_of_a_run_has_a_meaning(settings, uninterrupted, tmp_path):

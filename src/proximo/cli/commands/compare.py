@@ -55,7 +55,7 @@ DESCRIPTION = (
     "rollouts are equal."
 )
 
-FLAGS = """flags of the command itself; all others above are for all runs, except --steps and --max-generated-tokens:
+FLAGS = """flags of the command itself; all others are for all runs, except --steps and --max-generated-tokens:
   --algorithms A,B,...  algorithms to compare on one config: the preset or file that is named, or the demo's
   --ablate NAME         one algorithm, whole and with each of its choices put back to the default, one at a time
   --seeds N             number of seeds, counting up from the config's own (default: 3)
@@ -202,7 +202,7 @@ def _changed(config: RunConfig, flags: list[str]) -> RunConfig:
         prog="proximo compare",
         usage="[five | PRESET | run.toml ... | RUN FORK ...] [--algorithms A,B | --ablate A]",
         description=DESCRIPTION,
-        help_more=f"{FLAGS}{naming_flags('compare')}\n{EXAMPLES}",
+        help_more=f"{naming_flags('compare', FLAGS)}{EXAMPLES}",
     )
 
 

@@ -26,8 +26,7 @@ those of the run; a value model that the run does not have begins anew. With not
 The same command again resumes it; give --at where the run still goes on.
 
 """
-EXAMPLES = """
-examples:
+EXAMPLES = """examples:
   proximo fork runs/a --at 40 --algorithm gspo
   proximo fork runs/a --at 40 --training.learning-rate 1e-6 --run runs/a-slower
   proximo fork runs/a --steps 200                       more steps, from the newest checkpoint, in another folder
@@ -45,7 +44,7 @@ def run(arguments: list[str]) -> int:
         prog="proximo fork",
         usage=FORM,
         description="Continue a run from one of its checkpoints in a folder of its own, with fields changed.",
-        help_more=f"{HELP}{naming_flags('fork')}\n{EXAMPLES}",
+        help_more=f"{naming_flags('fork', HELP)}{EXAMPLES}",
     )
     config = config if ranks is None else with_ranks(config, ranks)
     step, text = step_of(point), toml.dumps(config)

@@ -33,7 +33,7 @@ def run(arguments: list[str]) -> int:
         prog="proximo init",
         usage="--model MODEL --data DATA [--out run.toml]",
         description="Write a commented config: what was chosen for a model and data, why, and what else is possible.",
-        help_more=f"{FLAGS}{naming_flags('init')}\n{EXAMPLES}",
+        help_more=f"{naming_flags('init', FLAGS)}{EXAMPLES}",
         skip_bad=skip_bad,
     )
     write_out(out, commented(config, defaults, out))

@@ -29,8 +29,7 @@ Round k trains the policy of round k-1 on reward model k. Its completions are th
 further on them. DIR has policy-1, pairs-2.jsonl, judge-2, policy-2 and so on, each a run folder or file of its own.
 
 """
-EXAMPLES = """
-examples:
+EXAMPLES = """examples:
   proximo iterate --model runs/sft --data problems.jsonl --reward-model runs/judge --pairs pairs.jsonl --steps 40
   proximo iterate run.toml --reward-model runs/judge --pairs pairs.jsonl --rounds 4 --run runs/rounds
 """
@@ -52,7 +51,7 @@ def run(arguments: list[str]) -> int:
         prog="proximo iterate",
         usage=FORM,
         description="Train a policy and its reward model in turn: iterative GRPO.",
-        help_more=f"{HELP}{naming_flags('iterate')}\n{EXAMPLES}",
+        help_more=f"{naming_flags('iterate', HELP)}{EXAMPLES}",
     )
     config = _rounds(policy, pairs, chosen, {"learning_rate": rate, "epochs": epochs})
     path = folder_for(folder or None, "iterate")

@@ -46,8 +46,7 @@ PLAN_FLAGS = f"""flags of the command itself:
 """
 
 
-EXAMPLES = """
-examples:
+EXAMPLES = """examples:
   proximo plan --model 8B --algorithm ppo --gpu H200
   proximo plan run.toml --gpu A100-40 --mean-tokens 600
   proximo plan run.toml --gpu H100 --gpus 1000 --mean-tokens 8000 --report plan.html
@@ -70,7 +69,7 @@ def run(arguments: list[str]) -> int:
         arguments,
         prog="proximo plan",
         description="Predict a run's memory and time on a GPU, before any weights are loaded.",
-        help_more=f"{PLAN_FLAGS}{CLUSTER_FLAGS}{naming_flags('plan')}{EXAMPLES}",
+        help_more=f"{naming_flags('plan', PLAN_FLAGS + CLUSTER_FLAGS)}{EXAMPLES}",
         usage="[PRESET | run.toml] [--gpu NAME] [--gpus N]",
     )
     prompt = PROMPT_TOKENS if prompt is None else prompt

@@ -38,7 +38,7 @@ def run(arguments: list[str]) -> int:
         prog="proximo selfcheck",
         usage="[PRESET | run.toml] [--algorithm NAME]",
         description="Check on a few completions that model, task and algorithm work together. Nothing is written.",
-        help_more=f"{SELFCHECK_FLAGS}{naming_flags('selfcheck')}\n{EXAMPLES}",
+        help_more=f"{naming_flags('selfcheck', SELFCHECK_FLAGS)}{EXAMPLES}",
     )
     start = time.perf_counter()
     checks = _checks(config)

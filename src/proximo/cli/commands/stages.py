@@ -22,6 +22,7 @@ from proximo.cli.run_folders import (
     with_ranks,
 )
 from proximo.config import toml
+from proximo.config.vocabulary import fields_by_word
 from proximo.data import DataFile
 from proximo.runs.tracking.processes import tracked
 from proximo.runs.tracking.trackers import CHOICES
@@ -152,16 +153,16 @@ def _named(command: str, arguments: list[str], default: Config) -> Config:
         refuse(f"{command} needs data: proximo {command} DATA.jsonl --model MODEL, or a config.toml")
     name = arguments.pop(0) if given else ""
     if name.endswith(".toml"):
-        return _from_file(name, flags, type(default))
+        return _from_file(command, name, flags, type(default))
     if "--model" not in flags and not asks_for_help(arguments):
         refuse(f"{command} needs a model: --model MODEL, a folder, a run folder or a hub id{_none(default)}")
     return replace(default, data=DataFile(name)) if name else default
 
 
-def _from_file(name: str, flags: Sequence[str], kind: type[Config]) -> Config:
+def _from_file(command: str, name: str, flags: Sequence[str], kind: type[Config]) -> Config:
     """The config in a file, which has to name a model, unless a flag does; a run's own config may have none."""
     with refusing():
-        config = toml.load(name, kind)
+        config = toml.load(name, kind, words=fields_by_word(command))
     is_named = "--model" in flags or "model" in file_tables(name) or (Path(name).parent / "run.json").is_file()
     if not is_named and not asks_for_help(flags):
         refuse(f'{name} names no model: write model = "DIR", or give --model MODEL{_none(config)}')

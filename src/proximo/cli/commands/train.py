@@ -91,7 +91,7 @@ def run(arguments: list[str]) -> int:
         prog="proximo train",
         usage="[PRESET | run.toml] [--algorithm NAME] [--run DIR]",
         description="Train a model by reinforcement learning.",
-        help_more=f"{TRAIN_FLAGS}{naming_flags('train')}\n{EXAMPLES}",
+        help_more=f"{naming_flags('train', TRAIN_FLAGS)}{EXAMPLES}",
         skip_bad=skip_bad,
     )
     config = config if ranks is None else with_ranks(config, ranks)

@@ -1,0 +1,62 @@
+"""Writes the guides' tables from what they list, the rules and metrics of health and the words of the command line:
+`make pages`."""
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+from proximo.config.vocabulary import WORDS, Foreign, foreign_names
+from proximo.runs.health import RULES
+from proximo.runs.metric_docs import MEANINGS
+
+GUIDES = Path(__file__).resolve().parent / "guides"
+KINDS = {"train": "train", "sft": "sft", "dpo": "dpo"}
+"""Columns of the table of words, and the kind of config of each."""
+
+
+def health(page: str) -> str:
+    """The guide of health with the rows of each table as they are today."""
+    rules = (f"| `{rule.name}` | {rule.severity} | {rule.when} | {rule.why} | {rule.remedy} |" for rule in RULES)
+    page = with_rows(page, "| rule | | when | why | first |", rules)
+    for section, names in MEANINGS.items():
+        page = with_rows(page, f"**{section}**", (f"| `{name}` | {words} |" for name, words in names.items()))
+    return page
+
+
+def command_line(page: str) -> str:
+    """The guide of the command line with the words, and with the names that other libraries have for them."""
+    words = (
+        f"| {', '.join(f'`{flag}`' for flag in word.flags)} | {word.meaning} | "
+        + " | ".join(f"`{field}`" if (field := word.fields.get(kind)) else "" for kind in KINDS.values())
+        + " |"
+        for word in WORDS
+    )
+    page = with_rows(page, f"| word | | {' | '.join(KINDS)} |", words)
+    return with_rows(
+        page, "| elsewhere | here |", (f"| {_names(names)} | {_ours(it)} |" for it, names in foreign_names())
+    )
+
+
+def _names(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
+
+
+def _ours(answer: Foreign) -> str:
+    remark = answer.remark.replace("`", "")
+    return f"`--{answer.ours.replace('_', '-')}`{remark and ', ' + remark}" if answer.ours else remark
+
+
+def with_rows(page: str, head: str, rows: Iterable[str]) -> str:
+    """The page with these rows in the first table behind `head`."""
+    before, found, after = page.partition(f"{head}\n")
+    if not found:
+        raise ValueError(f"the guide has no line {head!r}: write it above a table's head")
+    text = "".join(f"{row}\n" for row in rows)
+    return before + found + re.sub(r"(\|[-|]+\|\n)(\|.*\n)*", lambda match: match[1] + text, after, count=1)
+
+
+PAGES = {"health.md": health, "command-line.md": command_line}
+
+if __name__ == "__main__":
+    for name, written in PAGES.items():
+        (GUIDES / name).write_text(written((GUIDES / name).read_text()))

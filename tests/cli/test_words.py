@@ -1,0 +1,206 @@
+"""Words on the command line and in files, and what other libraries' names are answered with."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from proximo.cli import COMMANDS, main
+from proximo.cli.help_pages import PAGED, TAKES, page
+from proximo.cli.words import answer_to, spelled_out, word_lines
+from proximo.config.toml import ConfigError
+from proximo.config.vocabulary import FOREIGN, KINDS
+from proximo.rl.config import load_run
+
+MODEL = ["--model", "tiny-arithmetic", "--data", "sums.jsonl"]
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows = [{"prompt": f"{n}+{n}=", "answer": str(2 * n)} for n in range(40)]
+    Path("sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    Path("rewards.py").write_text(
+        "def short(prompts, completions, **columns):\n    return [-len(each) for each in completions]\n"
+    )
+
+
+def planned(capsys, *flags: str) -> dict[str, Any]:
+    assert main(["train", *flags, "--dry-run", "--json"]) == 0
+    return json.loads(capsys.readouterr().out)["config"]
+
+
+def refused(capsys, *arguments: str) -> str:
+    with pytest.raises(SystemExit):
+        main(list(arguments))
+    return capsys.readouterr().err.splitlines()[-1]
+
+
+def test_words_stand_for_flags():
+    assert spelled_out("train", ["--lr", "1e-5", "--max_tokens=9"]) == [
+        *("--training.learning-rate", "1e-5"),
+        "--sampling.max-tokens=9",
+    ]
+    assert spelled_out("dpo", ["--lr", "1", "--beta", "2"]) == ["--fit.learning-rate", "1", "--loss.beta", "2"]
+    assert spelled_out("train", ["--no-chat", "--lora", "--run", "a"]) == [
+        *("--task.no-chat", "--adapter.type", "Lora"),
+        *("--run", "a"),
+    ]
+    assert spelled_out("train", ["--lora", "8"]) == ["--adapter.rank", "8"]
+    assert spelled_out("train", ["--environment", "g.py:Game", "--max-turns", "3"]) == [
+        *("--environment.type", "MultiTurn", "--environment.path", "g.py:Game"),
+        *("--environment.max-turns", "3"),
+    ]
+    assert spelled_out("train", ["--environment", "None"]) == ["--environment", "None"]
+    assert spelled_out("chat", ["--max-tokens", "3"]) == ["--max-tokens", "3"]
+
+
+@pytest.mark.slow("reads a model's data three times")
+def test_words_are_the_same_on_the_command_line_in_a_file_and_as_fields(capsys):
+    words = {"lr": "3e-5", "max-tokens": "12", "group-size": "4", "batch": "6", "kl": "0.02", "temperature": "0.9"}
+    fields = {
+        "training.learning-rate": "3e-5",
+        "sampling.max-tokens": "12",
+        "training.group-size": "4",
+        "training.groups": "6",
+        "algorithm.kl.coefficient": "0.02",
+        "sampling.temperature": "0.9",
+    }
+    by_word = planned(capsys, *MODEL, *(part for name in words for part in (f"--{name}", words[name])))
+    by_field = planned(capsys, *MODEL, *(part for name in fields for part in (f"--{name}", fields[name])))
+    assert by_word == by_field
+    lines = "".join(f"{name.replace('-', '_')} = {value}\n" for name, value in words.items())
+    Path("run.toml").write_text(f'model = "tiny-arithmetic"\n{lines}[task]\ntype = "File"\npath = "sums.jsonl"\n')
+    config = load_run("run.toml")
+    assert (config.training.learning_rate, config.sampling.max_tokens, config.training.groups) == (3e-5, 12, 6)
+    assert config.algorithm.kl is not None
+    assert (config.algorithm.kl.coefficient, config.sampling.temperature) == (0.02, 0.9)
+
+
+def test_a_file_takes_an_algorithm_a_reward_an_environment_and_epochs_by_name():
+    Path("run.toml").write_text(
+        'algorithm = "dapo"\nkl = 0.01\nepochs = 2\nbatch = 8\nlora = 4\nreward = "rewards.py:short"\n'
+        'system = "Be brief."\n[task]\ntype = "File"\npath = "sums.jsonl"\nheld_out = 0.0\n'
+    )
+    config = load_run("run.toml")
+    assert config.algorithm.kl is not None
+    assert (config.algorithm.kl.coefficient, config.algorithm.gate.high) == (0.01, 0.28)  # pyright: ignore
+    assert config.steps == 10
+    assert config.adapter is not None
+    assert config.adapter.rank == 4
+    assert config.task.system == "Be brief."  # pyright: ignore
+    assert config.task.reward.path.endswith("rewards.py:short")  # pyright: ignore
+    Path("run.toml").write_text('environment = "rewards.py:Game"\nreward = ["rewards.py:short=0.5", "ExactMatch"]\n')
+    config = load_run("run.toml")
+    assert config.environment.path.endswith("rewards.py:Game")  # pyright: ignore
+    assert config.rewards.task == 0
+    assert [rule.weight for rule in config.rewards.rules] == [0.5, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("text", "field", "remedy"),
+    [
+        ("lr = 1e-5\nlearning_rate = 1e-5\n", "learning_rate", "give one of them"),
+        ("lr = 1e-5\n[training]\nlearning_rate = 1e-5\n", "training.learning_rate", "give one of them"),
+        ("epochs = 2\nsteps = 3\n", "epochs", "give one of them"),
+        ("epochs = -1\n", "epochs", "give a positive number"),
+        ("epochs = 2\n", "epochs", "give steps"),
+        ('algorithm = "grpoo"\n', "algorithm", "give one of"),
+        ('reward = "a.py:f=x"\n', "reward a.py:f", "give a number"),
+        ('\n\nlr = "fast"\n', "run.toml:3: training.learning_rate", "give a number"),
+        ("beta = 0.1\n", "beta", "unknown"),
+    ],
+)
+def test_what_is_wrong_with_a_word_in_a_file_is_told(text, field, remedy):
+    Path("run.toml").write_text(text)
+    with pytest.raises((ConfigError, ValueError)) as error:
+        load_run("run.toml")
+    assert field in str(error.value)
+    assert remedy in str(error.value)
+
+
+@pytest.mark.slow("reads a model's data twice")
+def test_rewards_and_epochs_by_flag(capsys):
+    config = planned(capsys, *MODEL, "--reward", "rewards.py:short", "--epochs", "2", "--batch", "9")
+    assert config["task"]["reward"]["path"] == "rewards.py:short"
+    assert config["steps"] == 8  # 36 prompts of 40
+    config = planned(capsys, *MODEL, "--reward", "rewards.py:short=0.5", "ExactMatch")
+    assert config["rewards"]["task"] == 0
+    assert [rule["weight"] for rule in config["rewards"]["rules"]] == [0.5, 1.0]
+    assert "give one of them" in refused(capsys, "train", *MODEL, "--epochs", "2", "--steps", "3")
+    assert "ExactMatch, MathVerify" in refused(capsys, "train", *MODEL, "--reward", "math")
+
+
+def test_other_libraries_flags_are_answered_with_ours(capsys):
+    wrong = {
+        "--num-generations": "here it is --group-size",
+        "--actor_rollout_ref.rollout.n": "here it is --group-size",
+        "--beta": "here it is --kl",
+        "--num_train_epochs": "here it is --epochs",
+        "--num-iterations": "here it is --training.epochs",
+        "--gradient-accumulation-steps": "--token-budget bounds it",
+        "--wandb": "here it is --track",
+        "--reward_funcs": "here it is --reward",
+    }
+    for flag, answer in wrong.items():
+        line = refused(capsys, "train", flag, "3")
+        assert flag in line
+        assert answer in line
+    assert "here it is --fit.max-gradient-norm" in refused(capsys, "sft", "a.jsonl", "--max_grad_norm", "1")
+    assert answer_to("sft", "--num-generations") is None
+
+
+def test_no_flag_of_ours_is_anothers():
+    """Else it would be refused."""
+    for command in [each for commands in KINDS.values() for each in commands if each in PAGED]:
+        text = page(command)
+        assert text is not None
+        flags = {flag.replace("-", "_").removeprefix("__") for flag in re.findall(r"--[a-z][\w-]*", text)}
+        kind = next(kind for kind, commands in KINDS.items() if command in commands)
+        known = {line.split()[0].removeprefix("--").replace("-", "_") for line in word_lines(command) if "--" in line}
+        taken = {name for name in FOREIGN if name in flags - known and answer_to(kind, f"--{name}") is not None}
+        assert not taken, command
+    assert set(PAGED) <= set(COMMANDS)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--lr", "fast"],
+        ["--lr"],
+        ["--steps", "1.5"],
+        ["--dtype", "float16"],
+        ["--max-turns", "many"],
+        ["--epochs", "two"],
+        ["--training.refill", "no"],
+        ["--temperature=hot"],
+        ["--training.groups", "--run"],
+    ],
+)
+def test_a_value_of_the_wrong_type_is_refused_by_the_page(arguments, capsys):
+    line = refused(capsys, "train", *MODEL, *arguments)
+    assert arguments[0].partition("=")[0] in line
+    assert ": give " in line
+
+
+def test_the_page_says_what_each_flag_takes():
+    takes = dict(TAKES.findall(page("train") or ""))
+    assert takes["--lr"] == takes["--training.learning-rate"] == "FLOAT"
+    assert takes["--max-generated-tokens"] == "{None}|INT"
+    assert "--task.type" not in takes
+
+
+@pytest.mark.parametrize("flags", [["--num-generations", "8"], ["--stpes", "3"], ["--lr", "abc"]])
+def test_wrong_names_and_values_are_answered_without_torch(flags):
+    page("train")  # made once, and kept
+    code = (
+        "import sys\nfrom proximo.cli import main\ntry:\n    main(sys.argv[1:])\nexcept SystemExit as stopped:\n"
+        "    print(stopped.code, 'torch' in sys.modules, 'numpy' in sys.modules)"
+    )
+    command = [sys.executable, "-c", code, "train", *MODEL, *flags]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.stdout == "2 False False\n", done.stderr
