@@ -563,7 +563,7 @@ def test_evaluation_reports_outcome_reward_and_parts(folder):
     assert share(result).startswith("0.0% (")
     assert share(result).endswith(f"; reward {0.9 * length:.3f} ({parts})")
     graded = replace(result, outcome=0.25, parts={}, unscored=1)
-    assert (measure(graded), share(graded)) == ("outcome", "0.250 (0.0% at least 1, 8 problems, 1 unscored)")
+    assert (measure(graded), share(graded)) == ("task score", "0.250 (0.0% at least 1, 8 problems, 1 unscored)")
     assert (gain(result, result), gain(result, graded)) == ("   +0.0 points", "   +0.250")
     assert measure(result) == "accuracy"
 
