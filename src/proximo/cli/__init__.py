@@ -58,6 +58,8 @@ Train language models by reinforcement learning, and see what each update did.
                        serve a model as an OpenAI-compatible endpoint, with a page to chat with it
   proximo view [RUN | DIR] [--port N] [--no-browser] [--load-code]
                        open a local web page of one or more runs: curves, and every token of every rollout
+  proximo runs [DIR] [--json]
+                       list the runs below a folder: state, step, score, algorithm and model
   proximo watch RUN [--once] [--every SECONDS]
                        show a run in the terminal: whether it learns, its curves, events and the newest completion
   proximo replay RUN --step N [--as NAME ...] [--model DIR] [--out TOKENS.parquet]
