@@ -22,11 +22,12 @@ from proximo_lab.faults.runs import RunSet, small
 ENVIRONMENT = Path(__file__).with_name("hostile_environment.py")
 UNSCORED = (
     "hangs at turn 3",
-    "raises at turn 3",
     "leaks memory",
     "ends its process",
     "starts differently in each sibling",
 )
+RAISES = "raises at turn 3"
+"""What a reply causes in an environment is the policy's own doing, and earns the least."""
 HARMLESS = ("prints 50 megabytes", "leaves a process behind")
 
 
@@ -35,6 +36,7 @@ def run(folder: Path) -> Findings:
     hostile = Hostile(folder, findings)
     for deed in UNSCORED:
         findings.attempt(f"an environment that {deed}", deed, "C", lambda d=deed: hostile.unscored(d))
+    findings.attempt(f"an environment that {RAISES}", RAISES, "C", lambda: hostile.earns_least(RAISES))
     for deed in HARMLESS:
         findings.attempt(f"an environment that {deed}", deed, "C", lambda d=deed: hostile.harmless(d))
     megabyte, marks = "answers a megabyte", "answers with special tokens and marks of templates"
@@ -78,7 +80,7 @@ class Hostile:
 
     def _rows(self, name: str) -> list[dict]:
         files = (self.runs.folder / name).glob("rollouts/*.parquet")
-        return [row for file in files for row in pq.read_table(file).to_pylist()]
+        return [{**row, "file": file.name} for file in files for row in pq.read_table(file).to_pylist()]
 
     def unscored(self, deed: str) -> str | None:
         if wrong := self._ran(deed):
@@ -94,6 +96,20 @@ class Hostile:
             return "no event says so"
         trained = [row for row in self._rows(name) if row["updates"] and json.loads(row["turns"])[-1]["failed"]]
         return f"{len(trained)} episodes that failed were trained on" if trained else None
+
+    def earns_least(self, deed: str) -> str | None:
+        if wrong := self._ran(deed):
+            return wrong
+        rows = self._rows(_name(deed))
+        raised = [row for row in rows if json.loads(row["turns"])[-1]["failed"]]
+        if not raised:
+            raise NotRun("no episode raised")
+        least: dict[tuple[str, int], float] = {}
+        for row in rows:
+            group = (row["file"], row["group"])
+            least[group] = min(row["reward"], least.get(group, row["reward"]))
+        more = [row for row in raised if not row["reward"] <= least[row["file"], row["group"]]]
+        return f"{len(more)} episodes that raised earned more than a sibling" if more else None
 
     def harmless(self, deed: str) -> str | None:
         return self._ran(deed) or self.runs.difference(_name(deed))

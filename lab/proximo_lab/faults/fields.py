@@ -17,7 +17,7 @@ from proximo_lab.faults.field_runs import trials
 from proximo_lab.faults.field_table import LISTED, Trial
 from proximo_lab.faults.processes import Child
 
-TIMED = ("run.json", "config.toml", "timings.jsonl", "result.json", "lock", "manifest.json")
+TIMED = ("run.json", "config.toml", "timings.jsonl", "timeline.jsonl", "result.json", "lock", "manifest.json")
 """Files that hold times, or the config itself."""
 KIND = "a config field that is changed"
 
