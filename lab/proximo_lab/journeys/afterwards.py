@@ -5,6 +5,7 @@ import socket
 import subprocess
 import time
 import urllib.request
+from urllib.error import HTTPError
 
 from proximo_lab.journeys.belongings import MODEL, SMALL, gsm8k, model
 from proximo_lab.journeys.user import User
@@ -112,7 +113,7 @@ def _served(user: User, goal) -> str:
     path = f"{user.environment['PATH'].split(':')[0]}/{command[0]}"
     log = open(user.folder / "serve.txt", "w")  # noqa: SIM115 the process writes to it
     process = subprocess.Popen([path, *command[1:]], cwd=user.folder, env=user.environment, stdout=log, stderr=log)
-    body = json.dumps({"model": "runs/a", "prompt": "12+13=", "max_tokens": 4, "temperature": 0}).encode()
+    body = json.dumps({"model": "a", "prompt": "12+13=", "max_tokens": 4, "temperature": 0}).encode()
     request = urllib.request.Request(
         f"http://127.0.0.1:{port}/v1/completions", body, {"Content-Type": "application/json"}
     )
@@ -120,6 +121,8 @@ def _served(user: User, goal) -> str:
         for _ in range(300):
             try:
                 return urllib.request.urlopen(request, timeout=120).read().decode()
+            except HTTPError as refused:
+                raise AssertionError(refused.read().decode()) from refused
             except OSError:
                 assert process.poll() is None, (user.folder / "serve.txt").read_text()
                 time.sleep(1)
