@@ -4,6 +4,7 @@ import json
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 
@@ -78,7 +79,7 @@ class Hostile:
     def _unscored(self, name: str) -> int:
         return sum(row.get("unscored", 0) for row in JsonLines(self.runs.folder / name / "metrics.jsonl"))
 
-    def _rows(self, name: str) -> list[dict]:
+    def _rows(self, name: str) -> list[dict[str, Any]]:
         files = (self.runs.folder / name).glob("rollouts/*.parquet")
         return [{**row, "file": file.name} for file in files for row in pq.read_table(file).to_pylist()]
 
