@@ -10,8 +10,8 @@ from proximo.runs.health import RULES
 from proximo.runs.metric_docs import MEANINGS
 
 GUIDES = Path(__file__).resolve().parent / "guides"
-KINDS = {"train": "train", "sft": "sft", "dpo": "dpo"}
-"""Columns of the table of words, and the kind of config of each."""
+KINDS = ("train", "sft", "dpo")
+"""Columns of the table of words: kinds of configs."""
 
 
 def health(page: str) -> str:
@@ -27,7 +27,7 @@ def command_line(page: str) -> str:
     """The guide of the command line with the words, and with the names that other libraries have for them."""
     words = (
         f"| {', '.join(f'`{flag}`' for flag in word.flags)} | {word.meaning} | "
-        + " | ".join(f"`{field}`" if (field := word.fields.get(kind)) else "" for kind in KINDS.values())
+        + " | ".join(f"`{field}`" if (field := word.fields.get(kind)) else "" for kind in KINDS)
         + " |"
         for word in WORDS
     )

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 import proximo
-from proximo.api.settings import ELSEWHERE, WITHOUT_TABLE, Settings, as_lora, refuse_unknown, set_field, with_settings
+from proximo.api.settings import WITHOUT_TABLE, Settings, as_lora, refuse_unknown, with_settings
 from proximo.config import toml
+from proximo.config.unions import with_fields
 from proximo.config.vocabulary import field_of, words_of
 from proximo.environments.kinds import MultiTurn
 from proximo.losses.pieces.gates import Clip
@@ -65,7 +66,7 @@ def test_each_setting_changes_its_field_and_no_other():
         assert {key: item for key, item in before.items() if key != first} == {
             key: item for key, item in after.items() if key != first
         }
-    tested = {*given, "lr", "system", "template", "chat", *ELSEWHERE}
+    tested = {*given, "lr", "system", "template", "chat", "epochs"}
     assert tested >= set(Settings.__annotations__)
 
 
@@ -157,6 +158,8 @@ class LoraConfig:
 
 def test_pefts_adapters_are_taken_or_refused_at_once():
     assert as_lora(None) is None
+    assert as_lora(True) == proximo.Lora()
+    assert as_lora(False) is None
     assert as_lora(LoraConfig(4, 16, ["v_proj", "q_proj"], task_type="CAUSAL_LM")) == proximo.Lora(
         4, 16, ("q_proj", "v_proj")
     )
@@ -174,10 +177,21 @@ def test_pefts_adapters_are_taken_or_refused_at_once():
 
 
 def test_a_field_is_set_by_its_dotted_name():
-    gate = set_field(ARITHMETIC, "algorithm.gate.high", 0.3, "gate").algorithm.gate
+    gate = with_fields(ARITHMETIC, {"algorithm.gate.high": 0.3}).algorithm.gate
     assert gate == replace(Clip(), high=0.3)
-    with pytest.raises(ValueError, match="height is 0.3: this run has no such field; Clip has low, high, dual"):
-        set_field(ARITHMETIC.algorithm, "gate.height", 0.3, "height")
+    with pytest.raises(ValueError, match="gate.height is 0.3: there is no such field, Clip has low, high, dual"):
+        with_fields(ARITHMETIC.algorithm, {"gate.height": 0.3})
+    with pytest.raises(ValueError, match="seed.more: seed is 0 and has no fields"):
+        with_fields(ARITHMETIC, {"seed.more": 1})
+
+
+def test_fields_are_set_together_and_not_one_before_the_other():
+    """Two prompts do not suit four minibatches, and need not on the way."""
+    assert ARITHMETIC.training.minibatches == 4
+    changed = with_settings(ARITHMETIC, {"batch": 2}, {"training.minibatches": 1})
+    assert (changed.training.groups, changed.training.minibatches) == (2, 1)
+    with pytest.raises(ValueError, match="minibatches is 4"):
+        with_settings(ARITHMETIC, {"batch": 2}, {})
 
 
 def test_help_fits_a_screen():

@@ -28,7 +28,7 @@ UNSCORED = (
     "starts differently in each sibling",
 )
 RAISES = "raises at turn 3"
-"""What a reply causes in an environment is the policy's own doing, and earns the least."""
+"""Deed that a reply causes: the policy's own doing, which earns the least."""
 HARMLESS = ("prints 50 megabytes", "leaves a process behind")
 
 
@@ -105,11 +105,11 @@ class Hostile:
         raised = [row for row in rows if json.loads(row["turns"])[-1]["failed"]]
         if not raised:
             raise NotRun("no episode raised")
-        least: dict[tuple[str, int], float] = {}
+        lowest: dict[tuple[str, int], float] = {}
         for row in rows:
             group = (row["file"], row["group"])
-            least[group] = min(row["reward"], least.get(group, row["reward"]))
-        more = [row for row in raised if not row["reward"] <= least[row["file"], row["group"]]]
+            lowest[group] = min(row["reward"], lowest.get(group, row["reward"]))
+        more = [row for row in raised if not row["reward"] <= lowest[row["file"], row["group"]]]
         return f"{len(more)} episodes that raised earned more than a sibling" if more else None
 
     def harmless(self, deed: str) -> str | None:

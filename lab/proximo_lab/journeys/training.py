@@ -121,7 +121,7 @@ def other_data(user: User) -> None:
         goal.sees(done.text, r"me/sums\S*: \d+ rows")
     with user.wants("one that is not there is refused in a line") as goal:
         done = goal.types(f"proximo train --model {MODEL} --data openai/gsm8k {SMALL}", 2)
-        goal.sees(done.err, r"(?m)\nerror: [^\n]*openai/gsm8k[^\n]*\n\Z")
+        goal.sees(done.err, r"^train [^\n]*; loading torch\nerror: [^\n]*openai/gsm8k[^\n]*\n$")
 
 
 def several_sources(user: User) -> None:

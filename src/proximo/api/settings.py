@@ -1,20 +1,18 @@
 """Settings by one word, as keyword arguments: `learning_rate=1e-6` for the field training.learning_rate."""
 
 from collections.abc import Mapping
-from dataclasses import fields, is_dataclass, replace
-from typing import Any, TypedDict, TypeVar
+from dataclasses import fields, replace
+from typing import Any, TypedDict
 
-from proximo.config.unions import classes, kinds_of
+from proximo.config.unions import with_fields
 from proximo.config.vocabulary import WORDS, field_of, foreign
 from proximo.models.adapters.lora import Lora
+from proximo.rl.config import RunConfig
 
-Config = TypeVar("Config")
 WITHOUT_TABLE = ("seed", "dtype")
 """Fields without a table that are settings, too."""
-ELSEWHERE = ("environment", "tools", "max_turns", "epochs")
-"""Words that are arguments of their own, or set more than a field."""
-LORA = {"r": "rank", "lora_alpha": "alpha", "target_modules": "targets"}
-"""Fields of peft's LoraConfig, and ours."""
+LORA = ("r", "lora_alpha", "target_modules")
+"""Fields of peft's LoraConfig that an adapter of ours has, too."""
 NOT_TRAINED = (
     "task_type",
     "peft_type",
@@ -39,7 +37,7 @@ class Settings(TypedDict, total=False):
     temperature: float
     kl: float
     lora: Any
-    """A rank, a proximo.Lora or peft's LoraConfig."""
+    """A rank, True, a proximo.Lora or peft's LoraConfig."""
     system: str
     template: str
     chat: bool
@@ -68,40 +66,19 @@ def _here(ours: str, remark: str) -> str:
     return f"here it is {how}{remark and f', {remark}'}"
 
 
-def with_settings(config: Config, settings: Mapping[str, Any], more: Mapping[str, Any]) -> Config:
+def with_settings(config: RunConfig, settings: Mapping[str, Any], more: Mapping[str, Any]) -> RunConfig:
     """The config with its settings changed: `settings` by their words, `more` by the dotted names of fields."""
-    for word, value in settings.items():
-        if word in ELSEWHERE:
-            continue
-        if word == "lora" and not isinstance(value, int):
-            config = _changed(config, adapter=as_lora(value))
-            continue
-        path = word if word in WITHOUT_TABLE else field_of("train", word)
-        assert path, f"{word} is a setting without a field"
-        config = set_field(config, path, value, word)
-    for path, value in more.items():
-        config = set_field(config, path, value, path)
-    return config
-
-
-def set_field(value: Config, path: str, new: object, name: str) -> Config:
-    """The value with another one in the field at a dotted path; `name` is what the user called it. A table that is not
-    there, and can be of one class only, is added."""
-    field, _, rest = path.partition(".")
-    kinds = kinds_of(type(value)) if is_dataclass(value) else {}
-    if field not in kinds:
-        there = f"; {type(value).__name__} has {', '.join(kinds)}" if kinds else ""
-        raise ValueError(f"{name} is {new!r}: this run has no such field{there}")
-    if not rest:
-        return _changed(value, **{field: new})
-    held, known = vars(value)[field], classes(kinds[field])
-    if held is None and len(known) == 1:
-        held = known[0]()
-    return _changed(value, **{field: set_field(held, rest, new, name)})
+    if not isinstance(rank := settings.get("lora"), int) or isinstance(rank, bool):
+        config = replace(config, adapter=as_lora(rank)) if "lora" in settings else config
+        settings = {word: value for word, value in settings.items() if word != "lora"}
+    named = {word if word in WITHOUT_TABLE else field_of("train", word): value for word, value in settings.items()}
+    return with_fields(config, {field: value for field, value in named.items() if field} | dict(more))
 
 
 def as_lora(given: Any) -> Lora | None:
     """A LoRA adapter as it is, or the one that peft's LoraConfig describes; ValueError for what is not trained here."""
+    if isinstance(given, bool):
+        return Lora() if given else None
     if given is None or isinstance(given, Lora):
         return given
     if type(given).__name__ != "LoraConfig" or not hasattr(given, "__dataclass_fields__"):
@@ -118,7 +95,3 @@ def as_lora(given: Any) -> Lora | None:
         raise ValueError(f"lora has target_modules {targets!r}, a pattern: give the names of the layers as a list")
     names = () if isinstance(targets, str) or targets is None else tuple(sorted(targets))
     return Lora(rank=given.r, alpha=given.lora_alpha, targets=names)
-
-
-def _changed(value: Config, **changes: Any) -> Config:
-    return replace(value, **changes)  # pyright: ignore[reportArgumentType]

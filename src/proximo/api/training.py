@@ -134,8 +134,6 @@ def _chosen(
         return (base if epochs is None else replace(base, steps=steps_of(epochs, base))), []
     chosen = defaults_for(base, traits_of(base), epochs)
     config = with_settings(with_defaults(base, chosen), words, settings)
-    if epochs is not None:
-        config = replace(config, steps=steps_of(epochs, config))
     return config, kept(config, chosen)
 
 

@@ -11,9 +11,9 @@ from importlib import import_module
 from typing import Any
 
 from proximo.cli.arguments import asks_for_help, nearest, refuse, say, take_switch
-from proximo.cli.help_pages import PAGED, page_of, unknown_flag, wrong_value
+from proximo.cli.help_pages import page_of, unknown_flag, wrong_value
 from proximo.cli.naming import DEMO, first_line
-from proximo.cli.words import about_foreign, spelled_out
+from proximo.cli.words import spelled_out
 from proximo.config.trust.permission import command_line
 from proximo.system.opening import UnsafeFile
 from proximo.system.version import __version__
@@ -181,9 +181,8 @@ def _refuse_unknown(command: str, arguments: Sequence[str]) -> None:
     if asks_for_help(arguments):
         return
     flags = [each for each in arguments if each != LOAD_CODE or command in WITHOUT_RUNS]
-    for checks in (about_foreign,) * (command in PAGED) + (unknown_flag, wrong_value):
-        if (wrong := checks(command, flags)) is not None:
-            refuse(wrong)
+    if (wrong := unknown_flag(command, flags) or wrong_value(command, flags)) is not None:
+        refuse(wrong)
 
 
 def _print_completion(shells: list[str]) -> int:

@@ -141,11 +141,12 @@ def write_out(out: str | Path, text: str) -> None:
         refuse(f"--out {out}: {error.strerror}; give another name")
 
 
-def no_such_flag(name: str, known: Sequence[str], prog: str) -> str:
+def no_such_flag(typed: str, known: Sequence[str], prog: str) -> str:
     kind = kind_of(prog.rpartition(" ")[2])
-    if kind is not None and (answer := answer_to(kind, name)) is not None:
-        return f"{name}: {answer}"
-    return f"{name}: there is no such flag{_nearest_flag(name, known)}; {prog} --help lists all"
+    if kind is not None and (answer := answer_to(kind, typed, known)) is not None:
+        return f"{typed}: {answer}"
+    plain = [each for each in known if not each.endswith((".type", ".add"))]
+    return f"{typed}: there is no such flag{_nearest_flag(typed.replace('_', '-'), plain)}; {prog} --help lists all"
 
 
 def _nearest_flag(name: str, known: Sequence[str]) -> str:

@@ -69,7 +69,7 @@ def run_config(
         refuse("--epochs and --steps: give one of them")
     base, defaults = suited_base(arguments, prog=prog, skip_bad=skip_bad, epochs=epochs)
     config = changed(base, arguments, prog=prog, usage=usage, description=description, help_more=help_more)
-    if epochs is not None:
+    if epochs is not None and not defaults:  # else they have the steps
         with refusing():
             config = replace(config, steps=steps_of(epochs, config))
     if is_demo:

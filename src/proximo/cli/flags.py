@@ -21,6 +21,7 @@ from proximo.cli.arguments import asks_for_help, no_such_flag, refusing
 from proximo.cli.pieces import flags_of, type_lines, with_pieces
 from proximo.cli.words import word_lines
 from proximo.config.unions import choices, classes, is_choice, kinds_of, protocols, union_members
+from proximo.config.vocabulary import kind_of, words_of
 from proximo.system.safe_text import visible
 
 if TYPE_CHECKING:  # tyro takes a second to import, and a list of commands or a refusal does not need it
@@ -184,8 +185,8 @@ def _unknown(default: object, flag: str, following: Sequence[str], prog: str) ->
     """A flag that names a whole table needs a `.type` or a field; another one is misspelt."""
     if not flag.startswith("-"):
         return f"{flag}: {prog} takes no such argument; {prog} --help lists what it takes"
-    name = flag.partition("=")[0].replace("_", "-")
-    known = flags_of(default)
+    typed = flag.partition("=")[0]
+    name, known = typed.replace("_", "-"), flags_of(default)
     if name in known:
         kind, fields = known[name], [each for each in known if each.rpartition(".")[0] == name]
         has_types = is_choice(kind)
@@ -200,7 +201,8 @@ def _unknown(default: object, flag: str, following: Sequence[str], prog: str) ->
     kinds = classes(known[table]) if table in known else []
     if owners := [each.__name__ for each in kinds if field in _names(each)]:
         return f"{name} belongs to {table}.type {' or '.join(owners)}: give that, too"
-    return no_such_flag(name, list(known), prog)
+    words = [flag for word, _ in words_of(kind_of(prog.rpartition(" ")[2]) or "") for flag in word.flags]
+    return no_such_flag(typed, [*known, *(f"{each}.type" for each in known if is_choice(known[each])), *words], prog)
 
 
 def _names(kind: type) -> list[str]:

@@ -155,14 +155,14 @@ def unknown_flag(command: str, arguments: Sequence[str]) -> str | None:
     known = _flags_of(text)
     tables = _chosen(known)
     for flag in arguments:
-        name = flag.partition("=")[0].replace("_", "-")
+        typed = flag.partition("=")[0]
+        name = typed.replace("_", "-")
         if name.endswith((".type", ".add")):  # which class a field has there is better said by the config
             continue
         if len(name) > 2 and name.startswith("--") and not any(each in known for each in _spellings(name)):
             is_table = any(each.startswith(f"{name}.") for each in known)
             if not is_table and not any(name.startswith(f"{table}.") for table in tables):
-                plain = [each for each in known if not each.endswith((".type", ".add")) and ".N." not in each]
-                return no_such_flag(name, plain, f"proximo {command}")
+                return no_such_flag(typed, [each for each in known if ".N." not in each], f"proximo {command}")
     return None
 
 
@@ -181,8 +181,9 @@ def wrong_value(command: str, arguments: Sequence[str]) -> str | None:
         return None
     takes, tables = dict(TAKES.findall(text)), _chosen(_flags_of(text))
     for argument, following in zip(arguments, [*arguments, "--"][1:], strict=True):
-        name, equals, value = argument.partition("=")
-        kinds = takes.get(name.replace("_", "-"))
+        given_name, equals, value = argument.partition("=")
+        name = given_name.replace("_", "-")
+        kinds = takes.get(name)
         if kinds is None or any(name.startswith(f"{table}.") for table in tables):
             continue
         given = value if equals else following

@@ -1,30 +1,10 @@
 """Words on the command line: each stands for the flag of one field, and a name of another library is answered."""
 
-from collections.abc import Sequence
+import re
+from collections.abc import Collection, Sequence
 
-from proximo.config.vocabulary import BY_NAME, WORDS, Word, field_of, foreign, kind_of, words_of
+from proximo.config.vocabulary import BY_NAME, Word, field_of, fields_by_word, foreign, kind_of, words_of
 
-TABLES = {field.partition(".")[0] for word in WORDS for field in word.fields.values()} | {
-    "algorithm",
-    "sampler",
-    "ahead",
-}
-"""Tables of configs whose fields may be called as something else is elsewhere."""
-WITHOUT_TABLE = (
-    "model",
-    "data",
-    "eval-data",
-    "run",
-    "algorithm",
-    "steps",
-    "track",
-    "ranks",
-    "seed",
-    "dtype",
-    "reward",
-    "tools",
-)
-"""Flags of a command itself, and fields without a table, which need no word."""
 LORA, ENVIRONMENT, TOOLS = (BY_NAME[name] for name in ("lora", "environment", "tools"))
 
 
@@ -64,40 +44,25 @@ def _name(flag: str) -> str:
     return flag.removeprefix("--").replace("-", "_")
 
 
-def about_foreign(command: str, arguments: Sequence[str]) -> str | None:
-    """Complaint about the first flag that is another library's, with ours; None where there is none. What begins with
-    the name of a table may be ours: whoever knows its fields asks for the answer."""
-    kind = kind_of(command)
-    for argument in arguments:
-        flag = argument.partition("=")[0]
-        head, dot, _ = _name(flag).partition(".")
-        if kind is None or not flag.startswith("--") or (dot and head in TABLES) or field_of(kind, head) is not None:
-            continue
-        if (answer := answer_to(kind, flag)) is not None:
-            return f"{flag}: {answer}"
-    return None
-
-
-def answer_to(kind: str, flag: str) -> str | None:
-    """Answer to a flag of another library; None where nothing is known, or this kind of run has no such thing."""
-    known = foreign(flag)
-    if known is None:
+def answer_to(kind: str, flag: str, known: Collection[str]) -> str | None:
+    """Answer to a flag of another library; None where nothing is known, or it names a flag that is not among those
+    that are there."""
+    if (answer := foreign(flag)) is None:
         return None
-    ours = _as_flag(kind, known.ours)
-    if known.ours and ours is None:
+    ours = next((each for each in _flags_for(kind, answer.ours) if each in known), "")
+    missing = [each for each in re.findall(r"--[a-z][\w.-]*\w", answer.remark) if each not in known]
+    if missing or bool(answer.ours) != bool(ours):
         return None
-    return known.remark if ours is None else f"here it is {ours}{known.remark and ', ' + known.remark}"
+    return f"here it is {ours}{answer.remark and ', ' + answer.remark}" if ours else answer.remark
 
 
-def _as_flag(kind: str, ours: str) -> str | None:
-    """The flag of a word or a field; None where the kind has none."""
-    plain = ours.replace("_", "-")
+def _flags_for(kind: str, ours: str) -> list[str]:
+    """Flags that a word or a field may have in a kind of config: stages call the table of training `fit`."""
     if ours in BY_NAME:
-        return None if field_of(kind, ours) is None else BY_NAME[ours].flag
-    if kind != "train" and plain.startswith("training."):
-        return f"--fit.{plain.removeprefix('training.')}"
-    is_there = kind == "train" or plain in WITHOUT_TABLE
-    return f"--{plain}" if plain and is_there else None
+        return [BY_NAME[ours].flag] * (field_of(kind, ours) is not None)
+    flags = [f"--{each}".replace("_", "-") for each in (ours, f"{ours}.path") if ours]
+    fit = ours.replace("training.", "fit.", 1)
+    return flags if fit == ours or fit in fields_by_word(kind).values() else [*flags, f"--{fit}".replace("_", "-")]
 
 
 def word_lines(command: str) -> list[str]:

@@ -10,10 +10,11 @@ import typing
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from numbers import Integral, Real
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from proximo.config import plugins
 
+Value = TypeVar("Value")
 RESERVED = "type"
 """The key of a table that says which class it is, so no field is called so."""
 NUMBERS: Mapping[type, tuple[type, ...]] = {int: (Integral,), float: (Real,), types.NoneType: (types.NoneType,)}
@@ -65,6 +66,32 @@ def walk(value: object, path: str = "") -> Iterator[tuple[str, Any, object]]:
         for field, kind in given_fields(type(value)):
             yield f"{path}{field.name}", kind, (held := vars(value)[field.name])
             yield from walk(held, f"{path}{field.name}.")
+
+
+def with_fields(value: Value, changes: Mapping[str, Any], where: str = "") -> Value:
+    """The value with other ones in fields named by dotted paths, all of a table at once: each alone need not suit what
+    stands there. A table that is not there, and can be of one class only, is added. `where` is the way to the value.
+
+    Example: with_fields(RunConfig(), {"training.groups": 2, "training.minibatches": 1}).training.groups == 2
+    """
+    tables: dict[str, dict[str, Any]] = {}
+    kinds = kinds_of(type(value))
+    for path, item in changes.items():
+        field, _, rest = path.partition(".")
+        if field not in kinds:
+            raise ValueError(
+                f"{where}{path} is {item!r}: there is no such field, {type(value).__name__} has {', '.join(kinds)}"
+            )
+        tables.setdefault(field, {})[rest] = item
+    fields = {}
+    for field, inside in tables.items():
+        held, known = inside.pop("", vars(value)[field]), classes(kinds[field])
+        held = known[0]() if held is None and inside and len(known) == 1 else held
+        if inside and not dataclasses.is_dataclass(held):
+            first = f"{where}{field}.{next(iter(inside))}"
+            raise ValueError(f"{first}: {where}{field} is {held!r} and has no fields, choose one that has")
+        fields[field] = with_fields(held, inside, f"{where}{field}.") if inside else held
+    return dataclasses.replace(value, **fields)  # pyright: ignore[reportArgumentType]
 
 
 def kinds_of(kind: type) -> dict[str, Any]:

@@ -3,8 +3,8 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, is_dataclass, replace
-from typing import Any
 
+from proximo.config.unions import with_fields
 from proximo.environments.kinds import Acting
 from proximo.losses.pieces.protocols import AnchorTraits
 from proximo.models import load_tokenizer, problem_tokens
@@ -161,16 +161,11 @@ def defaults_for(config: RunConfig, traits: RunTraits, epochs: float | None = No
 
 def with_defaults(config: RunConfig, defaults: Sequence[Default]) -> RunConfig:
     """The config with all of them in place."""
-    tables: dict[str, Any] = {}
-    for each in defaults:
-        table, _, field = each.field.rpartition(".")
-        tables.setdefault(table, {})[field] = each.value
-    changes = tables.pop("", {})
-    for table, fields in tables.items():
-        held = config.value_options if table == "value" else getattr(config, table)
-        if held is not None:  # flags may choose an advantage that needs values where the config's own does not
-            changes[table] = replace(held, **fields)
-    return replace(config, **changes)
+    values = config.value_options
+    # Flags may choose an advantage that needs values where the config's own does not.
+    chosen = {each.field: each.value for each in defaults if values or not each.field.startswith("value.")}
+    given = replace(config, value=values) if any(field.startswith("value.") for field in chosen) else config
+    return with_fields(given, chosen)
 
 
 def kept(config: RunConfig, defaults: Sequence[Default]) -> list[Default]:

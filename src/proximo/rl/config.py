@@ -6,7 +6,6 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
 from proximo.algorithms import GRPO, Algorithm
-from proximo.algorithms.explain import CARDS, card
 from proximo.config import toml
 from proximo.config.aliases import renewed
 from proximo.config.trust.permission import ANYTHING, CodePermission
@@ -21,6 +20,7 @@ from proximo.losses.pieces.protocols import AdvantageTraits
 from proximo.models import Precision
 from proximo.models.adapters.lora import Lora
 from proximo.models.values import OwnLayers, ValueForm
+from proximo.rl.named_pieces import with_named_pieces
 from proximo.rl.reward_config import RewardMix, check_rewards, mixed_range
 from proximo.runs.options import CheckpointOptions
 from proximo.samplers.embedded import Embedded
@@ -398,48 +398,6 @@ def load_run(path: str, code: CodePermission | None = None) -> RunConfig:
 
 FIELDS = {field.name for field in fields(RunConfig)}
 """Fields of a run's config, which are no words in a file: `environment` is a table there, or a name."""
-
-
-def with_named_pieces(tables: dict[str, Any], *, with_kl: bool) -> dict[str, Any]:
-    """The tables with an algorithm, an environment and rewards that are given by their names alone."""
-    algorithm = tables.get("algorithm", "grpo" if with_kl else None)
-    if isinstance(algorithm, str):
-        if (named := card(algorithm)) is None:
-            raise ValueError(f"algorithm is {algorithm!r}: give one of {', '.join(each.name for each in CARDS)}")
-        tables["algorithm"] = toml.plain(named.value)
-        if with_kl and isinstance(kl := tables["algorithm"].get("kl"), dict):
-            del kl["coefficient"]
-    if isinstance(path := tables.get("environment"), str):
-        tables["environment"] = {"type": "MultiTurn", "path": path}
-    if "tools" in tables:
-        tables.setdefault("environment", {"type": "MultiTurn"})
-    if (reward := tables.pop("reward", None)) is not None:
-        _set_rewards(tables, reward if isinstance(reward, list) else [reward])
-    return tables
-
-
-def _set_rewards(tables: dict[str, Any], given: Sequence[object]) -> None:
-    """Put rewards that are given by name where a config has them: one takes the place of the task's own."""
-    pairs = [str(each).partition("=")[::2] for each in given]
-    rewards = [{"type": "PythonFunction", "path": name} if ":" in name else {"type": name} for name, _ in pairs]
-    task = tables.get("task")
-    if len(rewards) == 1 and not pairs[0][1] and isinstance(task, dict) and task.get("type") == "File":
-        task["reward"] = rewards[0]
-        return
-    rules = [{"reward": each} for each in rewards]
-    for rule, (name, weight) in zip(rules, pairs, strict=True):
-        if weight:
-            rule["weight"] = _weight(name, weight)  # pyright: ignore[reportArgumentType]
-    if isinstance(task, dict) and task.get("type") == "File":
-        task["reward"] = "none"
-    tables["rewards"] = {"task": 0.0, "rules": rules} | tables.get("rewards", {})
-
-
-def _weight(name: str, weight: str) -> float:
-    try:
-        return float(weight)
-    except ValueError:
-        raise ValueError(f"reward {name} has the weight {weight!r}: give a number") from None
 
 
 def steps_of(epochs: object, config: RunConfig, groups: int | None = None) -> int:
