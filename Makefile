@@ -1,6 +1,8 @@
 # Two commands do all their own set-up: `make demo` and `make test`.
 PYTHON ?= python3
 BIN := .venv/bin
+# The versions that the tests passed with; pyproject.toml allows more.
+PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 # What is compiled is kept, also where the surroundings tell Python not to: rewriting the asserts of all tests anew takes
 # each process of `make test` ten seconds.
 export PYTHONDONTWRITEBYTECODE :=
@@ -82,12 +84,12 @@ docs: .venv/.docs
 	@echo site/index.html
 
 .venv/.docs: .venv/.ready
-	$(BIN)/pip install --quiet --disable-pip-version-check -e ".[docs]"
+	$(PIP) -e ".[docs]"
 	@touch $@
 
-.venv/.ready: pyproject.toml lab/pyproject.toml
+.venv/.ready: pyproject.toml lab/pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check -e ".[dev]" -e ./lab
+	$(PIP) -e ".[dev]" -e ./lab
 	@touch $@
 
 clean:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from proximo.environments.adapters.mcp import tools_of
 from proximo.environments.adapters.trl import SEED, environment_of, started
 from proximo.environments.kinds import MultiTurn, Starts
 from proximo.environments.tool_calls import schema_of
@@ -191,6 +192,41 @@ def test_tools_of_an_mcp_server_are_called(tmp_path: Path, workers):
         assert "Error: RuntimeError: " in each.turns[3].text
     asked = chat_tokenizer("qwen").decode(list(sampler.asked[0].prompt_tokens))
     assert "Source IANA timezone name" in asked
+
+
+SERVER = """
+import json
+import sys
+
+TAKES = {"type": "object", "properties": {"a": {"type": "integer"}}}
+ADD = {"name": "add", "description": "Add.", "inputSchema": TAKES}
+for line in sys.stdin:
+    asked = json.loads(line)
+    name, given = asked["method"], asked.get("params", {})
+    if name == "initialize":
+        result = {"protocolVersion": given["protocolVersion"], "capabilities": {"tools": {}}}
+        result["serverInfo"] = {"name": "sums", "version": "1"}
+    elif name == "tools/list":
+        result = {"tools": [ADD]}
+    else:
+        wrong = "a" not in given.get("arguments", {})
+        text = "give a" if wrong else str(given["arguments"]["a"] + 1)
+        result = {"content": [{"type": "text", "text": text}], "isError": wrong}
+    if "id" in asked:
+        print(json.dumps({"jsonrpc": "2.0", "id": asked["id"], "result": result}), flush=True)
+"""
+
+
+def test_what_an_mcp_server_sends_is_read_by_the_protocols_names(tmp_path: Path):
+    """With mcp 1 and with mcp 2, whose attributes are called otherwise."""
+    pytest.importorskip("mcp")
+    file = tmp_path / "server.py"
+    file.write_text(SERVER)
+    [(name, add)] = tools_of(sys.executable, str(file)).items()
+    assert (name, add.__name__, vars(add)["schema"]["function"]["parameters"]["type"]) == ("add", "add", "object")
+    assert add(a=4) == "5"
+    with pytest.raises(RuntimeError, match="give a"):
+        add()
 
 
 # TRL's environment_factory

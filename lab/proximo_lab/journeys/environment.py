@@ -16,7 +16,8 @@ INSTALLED = FOLDER / "installed.json"
 
 
 def install() -> None:
-    """Make the environment anew: the wheel alone first, to see what that brings, then what journeys need besides."""
+    """Make the environment anew with the tested versions: the wheel alone first, to see what that brings, then what
+    journeys need besides."""
     shutil.rmtree(FOLDER, ignore_errors=True)
     FOLDER.mkdir()
     print(f"journeys: installing the project into {FOLDER.relative_to(ROOT)}, which takes minutes", flush=True)
@@ -25,11 +26,12 @@ def install() -> None:
     pip = [python, "-m", "pip", "--disable-pip-version-check"]
     subprocess.run([*pip, "wheel", "--quiet", "--no-deps", "--wheel-dir", FOLDER / "wheel", ROOT], check=True)
     (wheel,) = (FOLDER / "wheel").glob("*.whl")
-    subprocess.run([*pip, "install", "--quiet", wheel], check=True)
+    install = [*pip, "install", "--quiet", "--constraint", ROOT / "constraints.txt"]
+    subprocess.run([*install, wheel], check=True)
     listed = subprocess.run([*pip, "list", "--format", "json"], check=True, capture_output=True, text=True)
     others = [each for each in json.loads(listed.stdout) if each["name"] not in ("pip", "setuptools", "proximo")]
     INSTALLED.write_text(json.dumps({"packages": len(others), "wheel_bytes": wheel.stat().st_size}))
-    subprocess.run([*pip, "install", "--quiet", f"{wheel}[{','.join(EXTRAS)}]", *NOTEBOOK], check=True)
+    subprocess.run([*install, f"{wheel}[{','.join(EXTRAS)}]", *NOTEBOOK], check=True)
 
 
 def surroundings(home: Path) -> dict[str, str]:

@@ -30,15 +30,21 @@ def _function(server: "_ToolServer", tool: Any) -> Callable[..., Any]:
     def call(**arguments: Any) -> str:
         result = server.run(lambda session: session.call_tool(tool.name, arguments))
         text = "\n".join(str(getattr(part, "text", f"({part.type})")) for part in result.content)
-        if result.is_error:
+        if _as_sent(result)["isError"]:
             raise RuntimeError(text)
         return text
 
     call.__name__ = call.__qualname__ = tool.name
     call.__doc__ = tool.description
-    described = {"name": tool.name, "description": tool.description or "", "parameters": tool.input_schema}
+    parameters = _as_sent(tool)["inputSchema"]
+    described = {"name": tool.name, "description": tool.description or "", "parameters": parameters}
     vars(call)["schema"] = {"type": "function", "function": described}
     return call
+
+
+def _as_sent(message: Any) -> dict[str, Any]:
+    """The message by the protocol's names: mcp 2 has given its attributes others than mcp 1."""
+    return message.model_dump(by_alias=True, mode="json")
 
 
 class _ToolServer:
