@@ -25,6 +25,7 @@ from proximo.config.toml import table_lines
 from proximo.insight.folder import RunFolder
 from proximo.insight.page import overview
 from proximo.models import loading
+from proximo.rl.config import TrainingOptions
 from proximo.runs.checkpoints import CHECKPOINTS
 from proximo.system.folders import MANIFEST, _seal, read_manifest
 from proximo.system.opening import remove
@@ -126,7 +127,8 @@ def function(*_, **__):
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("hostile") / "run"
-    trained(config(steps=2), folder)
+    few = TrainingOptions(groups=2, group_size=2, minibatches=1)  # pages are written with all of them, again and again
+    trained(config(steps=2, training=few), folder)
     (folder / "rows.jsonl").write_text("".join(f'{{"prompt": "{i}+1=", "answer": "{i + 1}"}}\n' for i in range(9)))
     return folder
 

@@ -57,3 +57,14 @@ def test_special_tokens_between_its_pieces_do_not_hide_a_stop_string():
     pen.take(partial, tokens, [0.0] * len(tokens), [0.0] * len(tokens))
     assert (partial.finish, partial.tokens) == ("stop", tokens[:-1])
     assert pen.completion(partial, version=0).text == "b"
+
+
+def test_a_partial_ends_at_its_requests_own_limit():
+    """Also where the engine would go on: an engine that asks for its next token would do so for good."""
+    tokenizer = tiny_tokenizer()
+    pen = TokenWriter(tokenizer, frozenset(), SamplingOptions(max_tokens=5), seed=0, step=0)
+    own, shared = (PartialCompletion(0, sample, (5,), max_tokens=limit) for sample, limit in ((0, 2), (1, None)))
+    for count in range(1, 6):
+        pen.write([each for each in (own, shared) if each.finish is None], torch.zeros(2 if count <= 2 else 1, 40))
+        assert own.finish == ("length" if count >= 2 else None)
+    assert (len(own.tokens), len(shared.tokens), shared.finish) == (2, 5, "length")
