@@ -19,7 +19,8 @@ from proximo.models.tokens.spelling import Spelling
 from proximo.rl.config import RunConfig, TrainingOptions
 from proximo.runs.rollouts import rollout_table, write_rollouts
 from proximo.samplers.sampler import SamplingOptions
-from proximo.types import Batch, Completion, Grade, Group, Problem, Rollout, Stats
+from proximo.types import Completion, Grade, Group, Problem, Rollout
+from proximo.types.batches import Batch, Stats
 from tests import fixture
 
 SPELLING = Spelling(tiny_tokenizer())

@@ -18,7 +18,8 @@ from proximo.rl.config import RunConfig
 from proximo.runs.ledger import Entry
 from proximo.runs.log import RunLog
 from proximo.runs.rollouts import rollout_table
-from proximo.types import Batch, Completion, Grade, Group, Message, Problem, Rollout, Stats, Turn
+from proximo.types import Completion, Grade, Group, Message, Problem, Rollout, Turn
+from proximo.types.batches import Batch, Stats
 
 
 class Written(Spelling):

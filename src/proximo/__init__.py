@@ -79,7 +79,7 @@ if _typing.TYPE_CHECKING:
     from proximo.supervised.fitting import FitOptions, Fitted
     from proximo.supervised.reward_model import RewardModelConfig
     from proximo.supervised.sft import SftConfig
-    from proximo.types import Stats
+    from proximo.types.batches import Stats
 
 __all__ = [
     "DAPO",

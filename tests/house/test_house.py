@@ -108,6 +108,15 @@ def test_the_constraints_leave_room_for_what_extras_need():
 
 
 @pytest.mark.slow("starts Python anew")
+def test_what_users_files_import_loads_no_torch():
+    """Rewards and environments have processes of their own: torch would cost each of them seconds and 200 MB."""
+    script = "import sys, proximo.environments.examples\nfrom proximo.types import Completion, Grade, Problem\n"
+    script += "from proximo import Done, Environment, Observation\nassert 'torch' not in sys.modules"
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+
+
+@pytest.mark.slow("starts Python anew")
 def test_what_loads_no_model_imports_no_model_code():
     """Reading and showing runs takes half the time and 100 MB less without transformers' model code."""
     script = "import sys, proximo.insight.page.server, proximo.api.run\nassert 'transformers' not in sys.modules"

@@ -32,7 +32,8 @@ from proximo.rl.train import train
 from proximo.runs.evidence import skipped_updates
 from proximo.samplers.sampler import SamplingOptions
 from proximo.tasks.arithmetic import Arithmetic
-from proximo.types import Batch, Completion, Grade, Group, Problem, Rollout
+from proximo.types import Completion, Grade, Group, Problem, Rollout
+from proximo.types.batches import Batch
 from tests.policies import plain
 
 FIVE = {"PPO": PPO, "GRPO": GRPO, "DAPO": DAPO, "GSPO": GSPO, "SAPO": SAPO}

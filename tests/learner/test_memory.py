@@ -30,7 +30,8 @@ from proximo.recipes.presets import ARITHMETIC
 from proximo.rl.assemble import to_batch
 from proximo.rl.preflight import estimate
 from proximo.rl.preflight.estimate import parameter_bytes
-from proximo.types import Batch, Completion, Grade, Group, Problem, Rollout
+from proximo.types import Completion, Grade, Group, Problem, Rollout
+from proximo.types.batches import Batch
 from tests.policies import plain
 
 SMALL = Qwen3Config(

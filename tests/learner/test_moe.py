@@ -23,7 +23,8 @@ from proximo.models.routing import needed_routers, routers
 from proximo.rl.assemble import assemble, to_batch
 from proximo.samplers.embedded import EmbeddedSampler
 from proximo.samplers.sampler import SamplingOptions
-from proximo.types import Batch, Completion, Grade, Group, Problem, Request, Rollout
+from proximo.types import Completion, Grade, Group, Problem, Request, Rollout
+from proximo.types.batches import Batch
 from tests.models.test_scoring import exact, furthest, gradients, ragged, scored, switch_checkpoints_on
 
 

@@ -20,7 +20,7 @@ from proximo.models import Scores, routing, score_rows, tiny_model
 from proximo.models.routing import Routes
 from proximo.models.values import OwnLayers, OwnModel, TrunkHead, value_model
 from proximo.rl.assemble import assemble, to_batch
-from proximo.types import Batch
+from proximo.types.batches import Batch
 from tests.learner.test_moe import random_groups, small_moe, some, wide_moe
 from tests.learner.test_values import stirred
 from tests.models.test_scoring import exact, furthest

@@ -27,7 +27,8 @@ from proximo.samplers.mismatched import Mismatched
 from proximo.samplers.plain import PlainSampler
 from proximo.samplers.sampler import SamplingOptions
 from proximo.tasks.arithmetic import Arithmetic
-from proximo.types import Batch, Group, Rollout
+from proximo.types import Group, Rollout
+from proximo.types.batches import Batch
 from tests.learner.test_moe import (
     REQUESTS,
     gradient_of,

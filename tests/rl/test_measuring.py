@@ -11,7 +11,8 @@ from proximo.learner.guard import Skipped, Update
 from proximo.losses import Clip
 from proximo.rl.assemble import to_batch
 from proximo.rl.metrics import clipping_metrics, coverage_metrics, has_loop, length_metrics
-from proximo.types import Completion, Grade, Group, Problem, Rollout, Stats
+from proximo.types import Completion, Grade, Group, Problem, Rollout
+from proximo.types.batches import Stats
 
 PLAIN = replace(GRPO, kl=None, gate=Clip(0.2, 0.2))
 

@@ -31,7 +31,8 @@ from proximo.runs.state import plain_answer, read_answers
 from proximo.samplers.sampler import SamplingOptions
 from proximo.system.sealing import seal
 from proximo.tasks.arithmetic import Arithmetic
-from proximo.types import Batch, Completion, Grade, Group, Problem, Rollout
+from proximo.types import Completion, Grade, Group, Problem, Rollout
+from proximo.types.batches import Batch
 from tests.steps import SPELLING
 
 SAMPLED = (

@@ -11,7 +11,8 @@ from proximo.learner.guard import Skipped, Update
 from proximo.rl.assemble import to_batch
 from proximo.runs.ledger import check_ledger, entries
 from proximo.runs.records import Assembled, Collected, DataCursor
-from proximo.types import Completion, Grade, Group, Problem, Rollout, Stats
+from proximo.types import Completion, Grade, Group, Problem, Rollout
+from proximo.types.batches import Stats
 
 
 def group(ordinal: int, *outcomes: float) -> Group:

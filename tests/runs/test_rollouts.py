@@ -25,7 +25,8 @@ from proximo.models import tiny_tokenizer
 from proximo.models.tokens.spelling import UNKNOWN, Spelling
 from proximo.runs.rollouts import FORMAT, MAX_ANSWER, METADATA_KEY, rollout_table, write_rollouts
 from proximo.system.sealing import seal
-from proximo.types import Batch, Problem, Stats
+from proximo.types import Problem
+from proximo.types.batches import Batch, Stats
 from tests import batches
 from tests.fixture import LOG_RATIO, MASK, OLD, REF, ROLLOUT, assert_close
 from tests.steps import SPELLING, batch_of, fixture_batch, fixture_step, padded, stored, update

@@ -29,7 +29,8 @@ from proximo.models.tokens.spelling import Spelling
 from proximo.rl.config import RunConfig
 from proximo.runs.log import RunLog
 from proximo.runs.rollouts import rollout_table
-from proximo.types import Batch, Completion, Grade, Group, Problem, Rollout, Stats
+from proximo.types import Completion, Grade, Group, Problem, Rollout
+from proximo.types.batches import Batch, Stats
 
 SIBLINGS = 16
 WORDS = 5000

@@ -11,7 +11,7 @@ from proximo.learner.learner import Learner
 from proximo.models import frozen_copy, score
 from proximo.rl.progress import ProgressLines
 from proximo.runs.log import ROLLOUTS, RunLog
-from proximo.types import Batch
+from proximo.types.batches import Batch
 
 
 class Quiet(ProgressLines):

@@ -32,7 +32,7 @@ from proximo.models.loading import sharing_copy
 from proximo.models.model_types import PreTrainedModel
 from proximo.models.sampled import evaluating, logprobs_of
 from proximo.models.values import HeadOnOwnModel, ValueModel
-from proximo.types import Batch
+from proximo.types.batches import Batch
 from proximo.types.tensor_types import Float, Int
 
 

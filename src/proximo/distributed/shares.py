@@ -15,7 +15,7 @@ from proximo.learner.guard import GradientPass
 from proximo.learner.passes import Passes, Rows
 from proximo.learner.ranks import deal
 from proximo.models.routing import Agreement
-from proximo.types import Batch, Stats
+from proximo.types.batches import Batch, Stats
 from proximo.types.tensor_types import Int
 
 

@@ -12,7 +12,7 @@ from proximo.losses.diagnostics import compare_baselines, error_by_position, exp
 from proximo.losses.pieces.extras import ValueLoss, value_loss_of
 from proximo.models.model_types import PreTrainedModel
 from proximo.models.values import TrunkHead, ValueModel, value_model
-from proximo.types import Batch, Stats
+from proximo.types.batches import Batch, Stats
 from proximo.types.tensor_types import Float
 
 

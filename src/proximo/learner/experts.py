@@ -17,7 +17,8 @@ from proximo.losses.pieces.extras import RouterBalance, router_balance_of
 from proximo.models import Scores
 from proximo.models.model_types import PreTrainedModel
 from proximo.models.routing import UNKNOWN, Agreement, Routes, is_mixture, needed_routers
-from proximo.types import Batch, Group, Stats
+from proximo.types import Group
+from proximo.types.batches import Batch, Stats
 from proximo.types.tensor_types import Float, Int
 
 LEAST_OVERLAP = 0.5

@@ -20,7 +20,7 @@ from proximo.losses.pieces.protocols import SelectionTraits
 from proximo.losses.pieces.weights import TokenMean
 from proximo.losses.records import LossInputs
 from proximo.models import Scores
-from proximo.types import Batch, Stats, to_device
+from proximo.types.batches import Batch, Stats, to_device
 from proximo.types.tensor_types import Bool, Float, Int
 
 

@@ -31,7 +31,7 @@ from proximo.learner.passes import OldScores, Passes
 from proximo.learner.policy import Policy
 from proximo.losses.diagnostics import MismatchStats
 from proximo.models.model_types import PreTrainedModel
-from proximo.types import Batch, Stats
+from proximo.types.batches import Batch, Stats
 from proximo.types.tensor_types import Float, Int
 
 WINDOW = 64

@@ -26,7 +26,7 @@ from proximo.losses.pieces.extras import needing
 from proximo.losses.pieces.protocols import AnchorTraits, ShapeTraits
 from proximo.models.model_types import PreTrainedModel
 from proximo.models.values import HeadOnOwnModel, ValueModel
-from proximo.types import Batch
+from proximo.types.batches import Batch
 from proximo.types.tensor_types import Bool, Float, Int
 
 VALUE_PACE = 10

@@ -17,7 +17,7 @@ from proximo.learner.policy import PlainPolicy
 from proximo.models.adapters.files import read_adapter, save_model
 from proximo.models.adapters.lora import Lora, adapter_off, add_lora, merged_weights
 from proximo.models.model_types import PreTrainedModel
-from proximo.types import Batch
+from proximo.types.batches import Batch
 from proximo.types.tensor_types import Float
 
 

@@ -20,7 +20,7 @@ from proximo.models.compiling import checkpoint_layers, compiles_layers
 from proximo.models.model_types import PreTrainedConfig, PreTrainedModel
 from proximo.models.packing.attention import decoder_layers, head_width
 from proximo.models.packing.layout import split_group
-from proximo.types import Batch
+from proximo.types.batches import Batch
 
 MAX_TOKENS = 28672
 """Maximum tokens of a pass. More make no kernel faster: on one H200 a pass of this size by a model of 0.6 B keeps the

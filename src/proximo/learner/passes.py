@@ -17,7 +17,7 @@ from proximo.models import Scores, micro_batches, score_rows
 from proximo.models.model_types import PreTrainedModel
 from proximo.models.routing import UNKNOWN, Routes
 from proximo.models.values import ValueModel
-from proximo.types import Batch
+from proximo.types.batches import Batch
 from proximo.types.tensor_types import Float, Int
 
 RowTask = Literal["update", "values", "load"]

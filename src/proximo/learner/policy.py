@@ -20,7 +20,7 @@ from proximo.models import Scores, frozen_copy, load_model
 from proximo.models.model_types import PreTrainedModel
 from proximo.models.sampled import SampledPolicy, WholeModel
 from proximo.models.values import ValueModel
-from proximo.types import Batch
+from proximo.types.batches import Batch
 from proximo.types.tensor_types import Float
 
 VALUE_NAMES = "value/"

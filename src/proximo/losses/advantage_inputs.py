@@ -15,7 +15,7 @@ from proximo.losses.pieces.filters import Keep, left_out
 from proximo.losses.pieces.protocols import AdvantageTraits, ShapeProtocol
 from proximo.losses.pieces.shaping import KlReward
 from proximo.losses.records import Feedback
-from proximo.types import Batch
+from proximo.types.batches import Batch
 from proximo.types.tensor_types import Bool, Float
 
 __all__ = ["advantages"]

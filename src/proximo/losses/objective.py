@@ -31,7 +31,7 @@ from proximo.losses.pieces.ratios import Anchor, Ratio
 from proximo.losses.pieces.selection import Selection
 from proximo.losses.pieces.weights import Weights
 from proximo.losses.records import Candidates, LossInputs, Rows
-from proximo.types import Stats, to_device
+from proximo.types.batches import Stats, to_device
 from proximo.types.tensor_types import Float, Int
 
 __all__ = ["Plan", "plan_step", "policy_loss", "rows_of", "token_terms"]

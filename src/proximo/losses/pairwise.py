@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from proximo.losses.arithmetic import group_index
-from proximo.types import to_device
+from proximo.types.batches import to_device
 from proximo.types.tensor_types import Float, Int
 
 __all__ = ["BradleyTerry", "Dpo", "Ipo"]

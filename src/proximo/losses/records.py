@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from proximo.losses.arithmetic import Mask, Tokens, row_sum, sampled
-from proximo.types import Batch
+from proximo.types.batches import Batch
 from proximo.types.tensor_types import Bool, Float, Int
 
 __all__ = ["Candidates", "Credit", "Feedback", "LossInputs", "Rows"]

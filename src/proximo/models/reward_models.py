@@ -14,7 +14,7 @@ from proximo.models.packing.layout import pad
 from proximo.models.packing.support import supports_packing, warn_of_fallback
 from proximo.models.scoring import completion_states
 from proximo.models.stop_tokens import declared_ends
-from proximo.types import to_device
+from proximo.types.batches import to_device
 from proximo.types.tensor_types import Float, Int
 
 HEAD = "score"

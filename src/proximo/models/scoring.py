@@ -16,7 +16,7 @@ from proximo.models.packing.attention import attention, hidden_states, registere
 from proximo.models.packing.layout import Packed, Padded, pack, pad
 from proximo.models.packing.support import supports_packing, warn_of_fallback
 from proximo.models.routing import Agreement, Recorder, Replay, Routes, recording, replaying, routes_of
-from proximo.types import to_device
+from proximo.types.batches import to_device
 from proximo.types.tensor_types import Bool, Float, Int
 
 

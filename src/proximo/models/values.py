@@ -20,7 +20,7 @@ from proximo.models.packing.attention import attention, body, wide_sums
 from proximo.models.packing.support import supports_packing
 from proximo.models.reward_models import load_reward_model
 from proximo.models.scoring import States, completion_states, states_at
-from proximo.types import Batch
+from proximo.types.batches import Batch
 from proximo.types.tensor_types import Float
 
 # What a user chooses

@@ -25,7 +25,8 @@ from proximo.losses.pieces.protocols import AdvantageTraits
 from proximo.losses.records import Credit, Feedback
 from proximo.models.model_types import PreTrainedModel
 from proximo.runs.records import Assembled
-from proximo.types import Batch, Completion, Group, Rollout
+from proximo.types import Completion, Group, Rollout
+from proximo.types.batches import Batch
 from proximo.types.tensor_types import Bool, Float, Int
 
 Spell = Callable[[Sequence[int]], list[str]]

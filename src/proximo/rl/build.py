@@ -26,7 +26,7 @@ from proximo.rl.rollouts import Collector, Rollouts, Synchronous
 from proximo.samplers.sampler import RunSamplers, build_samplers
 from proximo.supervised.encoding import prepare
 from proximo.system.timeline import Lanes
-from proximo.types import Stats
+from proximo.types.batches import Stats
 
 if TYPE_CHECKING:  # read by the runs that need it alone
     from proximo.rl.async_sampling.one_step_ahead import PolicyCopy

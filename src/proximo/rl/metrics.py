@@ -22,7 +22,8 @@ from proximo.losses.records import LossInputs
 from proximo.rl.evaluate import known_mean
 from proximo.runs.metric_docs import RENAMED
 from proximo.runs.records import Assembled, Collected, num_tokens
-from proximo.types import MALFORMED, Batch, Completion, Group, Rollout, Stats
+from proximo.types import MALFORMED, Completion, Group, Rollout
+from proximo.types.batches import Batch, Stats
 
 PER_UPDATE = ("value_clip",)
 """Statistics that are per update, like losses."""

@@ -35,7 +35,7 @@ from proximo.runs.session import RunSession, open_session
 from proximo.runs.signals import Stopped
 from proximo.runs.state import RunState
 from proximo.tasks.sources.mixture import data_remarks
-from proximo.types import Batch
+from proximo.types.batches import Batch
 
 
 def train(run: Run, session: RunSession | None = None, *, ends: Callable[[], bool] = lambda: False) -> RunResult:

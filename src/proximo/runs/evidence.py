@@ -11,7 +11,7 @@ from proximo.learner.guard import Notice, Update
 from proximo.runs.files import EVIDENCE
 from proximo.system.folders import write_file
 from proximo.system.opening import make_folder
-from proximo.types import Batch
+from proximo.types.batches import Batch
 
 COLUMNS = ("sampled", "mask", "advantages", "old_logprobs", "rollout_logprobs", "ref_logprobs", "values", "returns")
 

@@ -9,7 +9,8 @@ from torch import Tensor
 from proximo.losses.diagnostics import MismatchStats
 from proximo.samplers.in_progress import Begun
 from proximo.samplers.sampler import Snapshot
-from proximo.types import Batch, Completion, Grade, Group, Problem
+from proximo.types import Completion, Grade, Group, Problem
+from proximo.types.batches import Batch
 from proximo.types.tensor_types import Float, Int
 
 

@@ -22,7 +22,8 @@ from proximo.models.tokens.spelling import Spelling
 from proximo.system.lines import plain
 from proximo.system.opening import replacing
 from proximo.system.sealing import seal
-from proximo.types import Batch, Message, Problem, Rollout
+from proximo.types import Message, Problem, Rollout
+from proximo.types.batches import Batch
 from proximo.types.tensor_types import Float, Int
 
 FORMAT = 3

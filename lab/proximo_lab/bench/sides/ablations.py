@@ -14,7 +14,8 @@ from proximo.models import Scores, score_rows
 from proximo.models.compiling import allow_compiling, compiles
 from proximo.models.model_types import PreTrainedModel
 from proximo.samplers.embedded import EmbeddedSampler
-from proximo.types import Batch, Grade, Group
+from proximo.types import Grade, Group
+from proximo.types.batches import Batch
 from proximo_lab.bench.session import Turn
 from proximo_lab.bench.sides.ours import Ours
 

@@ -24,7 +24,7 @@ from proximo.models.tokens.spelling import Spelling
 from proximo.rl.config import RunConfig
 from proximo.system.lines import plain
 from proximo.system.safe_text import quoted
-from proximo.types import Batch, to_device
+from proximo.types.batches import Batch, to_device
 from proximo.types.tensor_types import Bool, Float
 
 LOOKED_AT = 64

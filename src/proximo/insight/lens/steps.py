@@ -19,7 +19,8 @@ from proximo.insight.lens.layout import TokenLayout
 from proximo.insight.lens.turns import read_messages, read_turns
 from proximo.models.routing import UNKNOWN
 from proximo.runs.rollouts import FORMAT
-from proximo.types import Batch, Turn
+from proximo.types import Turn
+from proximo.types.batches import Batch
 from proximo.types.tensor_types import Bool, Float, Int
 
 MAX_TOKENS = 1 << 26

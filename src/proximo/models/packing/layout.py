@@ -16,7 +16,7 @@ from torch import Tensor
 
 from proximo.models.packing.packed import PackedReader, packed_reader
 from proximo.models.packing.tiles import BLOCK, Tiles, padded_length, tiles
-from proximo.types import to_device
+from proximo.types.batches import to_device
 from proximo.types.tensor_types import Bool, Int
 
 Key = TypeVar("Key", int, tuple[int, int])

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from proximo.types import to_device
+from proximo.types.batches import to_device
 from proximo.types.tensor_types import Bool, Float, Int
 
 SHORT = 64

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from proximo.models.packing.plain_tiles import TILE
 from proximo.models.packing.tile_attention import packed_attention
-from proximo.types import to_device
+from proximo.types.batches import to_device
 from proximo.types.tensor_types import Float, Int
 
 BLOCK = 128

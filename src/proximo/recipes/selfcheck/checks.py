@@ -19,7 +19,8 @@ from proximo.rl.preflight.calibration import probed, short, with_references
 from proximo.rl.progress import prompt_text
 from proximo.samplers.sampler import SamplingOptions
 from proximo.tasks import Task
-from proximo.types import Batch, Completion, Group, Problem
+from proximo.types import Completion, Group, Problem
+from proximo.types.batches import Batch
 
 PROBLEMS = 32
 """Number of problems whose prompts and reference answers are checked."""

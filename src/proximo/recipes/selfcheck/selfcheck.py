@@ -45,7 +45,8 @@ from proximo.rl.rollouts import Collector
 from proximo.runs.records import DataCursor
 from proximo.samplers.sampler import Sampler, SamplingOptions, build_samplers
 from proximo.tasks import Task
-from proximo.types import Batch, Completion, Grade, Group, Rollout
+from proximo.types import Completion, Grade, Group, Rollout
+from proximo.types.batches import Batch
 
 GROUPS, SIBLINGS, TOKENS = 4, 4, 64
 """Maximum sample sizes: enough for every code path, small enough for a laptop."""
