@@ -215,7 +215,7 @@ _WHERE = {
     ),
     "supervised.reward_model": ("RewardModelConfig",),
     "supervised.sft": ("SftConfig",),
-    "types": ("Stats",),
+    "types.batches": ("Stats",),
 }
 
 
