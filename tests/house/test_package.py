@@ -6,10 +6,13 @@ import tomllib
 import zipfile
 from email.message import Message
 from email.parser import Parser
+from importlib import resources
 from pathlib import Path
 
 import pytest
+import torch
 from packaging.requirements import Requirement
+from safetensors.torch import load_file
 
 import proximo
 from tests import ROOT
@@ -47,6 +50,17 @@ def test_the_wheel_is_the_package_and_nothing_else(wheel):
     assert held == wanted
     assert {"proximo/py.typed", "proximo/models/weights/tiny-arithmetic/model.safetensors"} <= held
     assert {Path(name).suffix for name in held if "/static/" in name} >= {".html", ".js", ".css"}
+
+
+@pytest.mark.slow("builds the wheel")
+def test_the_wheel_is_quickly_fetched(wheel):
+    """Its weights are numbers that half precision has, too: of four bytes at least one is zero, and takes no room."""
+    packed = sum(each.compress_size for each in wheel.infolist())
+    assert packed < 15_000_000
+    for each in resources.files("proximo.models").joinpath("weights").iterdir():
+        for name, tensor in load_file(str(each / "model.safetensors")).items():
+            remedy = f"python -m proximo_lab.experiments.rounding {each}"
+            assert torch.equal(tensor, tensor.half().float()), f"{name} is not rounded: {remedy}"
 
 
 @pytest.mark.slow("builds the metadata")
