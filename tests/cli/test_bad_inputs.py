@@ -169,9 +169,9 @@ DATA: dict[str, tuple[str, str | bytes | Callable[[Path], object], list[str]]] =
         GOOD_ROWS + json.dumps({"prompt": "1" * 5000, "answer": "2"}),
         [":41: the prompt has 5000 tokens"],
     ),
-    "a line of a megabyte": (
+    "a line of 200 kilobytes": (
         "x.jsonl",
-        GOOD_ROWS + json.dumps({"prompt": "1" * 1_000_000, "answer": "2"}),
+        GOOD_ROWS + json.dumps({"prompt": "1" * 200_000, "answer": "2"}),
         [":41: the prompt has"],
     ),
     "empty prompt": ("x.jsonl", GOOD_ROWS + '{"prompt": "", "answer": "2"}', [':41: the prompt is "": give a text']),

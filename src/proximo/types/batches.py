@@ -1,4 +1,4 @@
-"""What the learner computes with: a batch of rows, and what was measured on it."""
+"""Tensors that the learner computes with: a batch of rows, and what was measured on it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
