@@ -17,12 +17,13 @@ import proximo
 from proximo.algorithms import DAPO, GRPO, GSPO, PPO, SAPO, Algorithm
 from proximo.learner.guard import MIN_NORMS, Update, UpdateGuard
 from proximo.learner.learner import Learner
-from proximo.learner.memory import explaining_memory, is_out_of_memory, smaller_passes
+from proximo.learner.memory import smaller_passes
 from proximo.learner.options import LearnerOptions
 from proximo.learner.policy import PlainPolicy
 from proximo.losses import GeometricRejection, KeepAll
 from proximo.models import tiny_model, tiny_tokenizer
 from proximo.models.compiling import checkpoint_on_host, checkpoints
+from proximo.models.out_of_memory import explaining_memory, is_out_of_memory
 from proximo.models.packing.attention import body, decoder_layers
 from proximo.rl.assemble import assemble
 from proximo.rl.config import EvaluationOptions, RunConfig, TrainingOptions

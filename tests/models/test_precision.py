@@ -23,6 +23,7 @@ from proximo.models import (
 from proximo.models.compiling import allow_compiling, checkpoint_layers, compiles
 from proximo.models.packing.attention import body
 from proximo.models.packing.packed import Bucket
+from proximo.models.shipped import resolve
 from proximo.models.values import OwnLayers, OwnModel, TrunkHead
 from proximo.recipes.selfcheck.selfcheck import packed_is_padded, sampler_is_learner, selfcheck
 from proximo.rl.assemble import to_batch
@@ -223,3 +224,12 @@ def test_half_precision_still_finds_a_mask_that_is_off(monkeypatch):
 
 def test_one_function_is_compiled_more_often_than_torch_allows():
     assert compiling.VARIANTS > 8  # torch's own limit
+
+
+def test_a_model_that_does_not_fit_its_device_is_told_with_a_remedy(monkeypatch):
+    def fails(*_: object, **__: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+    monkeypatch.setattr(torch.nn.Module, "to", fails)
+    with pytest.raises(ValueError, match=r"out of memory \(CUDA .* GiB\): the weights do not fit on cpu; end other"):
+        load_model(str(resolve("tiny-arithmetic")))

@@ -223,3 +223,14 @@ def test_a_stage_has_one_checkpoint(tmp_path: Path):
 def test_patience_needs_held_out_data(tmp_path: Path):
     with pytest.raises(ValueError, match="fit.patience is 2, but no data is held out"):
         fitted(Pulled(), replace(OPTIONS, patience=2), tmp_path)
+
+
+@pytest.mark.parametrize("where", ["losses", "held_out"])
+def test_memory_that_runs_out_is_told_with_a_remedy(where: str, tmp_path: Path, monkeypatch):
+    def fails(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+    stage = Pulled()
+    monkeypatch.setattr(stage, where, fails)
+    with pytest.raises(ValueError, match=r"out of memory \(CUDA .* GiB\): set a smaller fit.token_budget, it is 16384"):
+        fitted(stage, OPTIONS, tmp_path / "run")

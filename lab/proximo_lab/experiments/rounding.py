@@ -16,8 +16,8 @@ def rounded(folder: Path) -> None:
     """Round the weights of a model's folder in place."""
     file = folder / "model.safetensors"
     with safe_open(file, "pt") as held:
-        facts, weights = held.metadata(), {name: held.get_tensor(name) for name in held.keys()}  # noqa: SIM118
-    save_file({name: weight.half().float() for name, weight in weights.items()}, file, facts)
+        header, weights = held.metadata(), {name: held.get_tensor(name) for name in held.keys()}  # noqa: SIM118
+    save_file({name: weight.half().float() for name, weight in weights.items()}, file, header)
 
 
 if __name__ == "__main__":

@@ -13,9 +13,10 @@ from typing import Any
 from proximo.distributed.launching import agreed_plan, can_restart_smaller, leave_for_smaller
 from proximo.distributed.shares import Share
 from proximo.learner.gradients import UpdateRows
-from proximo.learner.memory import checkpointable_layers, first_line, is_out_of_memory, smaller_passes
+from proximo.learner.memory import checkpointable_layers, smaller_passes
 from proximo.learner.passes import Passes
 from proximo.models.model_types import PreTrainedModel
+from proximo.models.out_of_memory import first_line, is_out_of_memory
 
 
 def planned(passes: Passes) -> Passes:

@@ -16,10 +16,10 @@ from proximo.distributed.mesh import Mesh
 from proximo.distributed.policy import ShardedPolicy
 from proximo.distributed.rank_group import Crew
 from proximo.distributed.stages import ShardedStageModel
-from proximo.learner.memory import first_line
 from proximo.learner.policy import PlainPolicy, Policy
 from proximo.models import load_tokenizer, pick_device
 from proximo.models.model_types import PreTrainedModel, PreTrainedTokenizerBase
+from proximo.models.out_of_memory import first_line
 from proximo.models.shipped import resolve
 from proximo.rl.build import Built, build_learner
 from proximo.rl.config import RunConfig

@@ -25,12 +25,12 @@ from proximo.distributed.sharding import (
     shard,
     whole,
 )
-from proximo.learner.memory import explaining_memory
 from proximo.learner.named_tensors import copy_named, read_tensors, write_tensors
 from proximo.learner.optimizer import MASTER
 from proximo.learner.ranks import deal
 from proximo.models import score_rows
 from proximo.models.model_types import PreTrainedModel
+from proximo.models.out_of_memory import explaining_memory
 from proximo.supervised.encoding import Encoded, EncodedRows
 from proximo.supervised.schedule import FitOptions
 from proximo.supervised.stage_model import SplitStage, StepLoss, WholeStageModel

@@ -16,21 +16,14 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from proximo.learner.memory import (
-    checkpoint_models,
-    checkpointable_layers,
-    difference,
-    explaining_memory,
-    first_line,
-    is_out_of_memory,
-    smaller_passes,
-)
+from proximo.learner.memory import checkpoint_models, checkpointable_layers, difference, smaller_passes
 from proximo.learner.optimizer import POLICY, VALUE
 from proximo.learner.options import LearnerOptions
 from proximo.learner.passes import OldScores, Passes
 from proximo.learner.policy import Policy
 from proximo.losses.diagnostics import MismatchStats
 from proximo.models.model_types import PreTrainedModel
+from proximo.models.out_of_memory import explaining_memory, first_line, is_out_of_memory
 from proximo.types.batches import Batch, Stats
 from proximo.types.tensor_types import Float, Int
 

@@ -8,8 +8,7 @@ A completion is never split over its own length. The exact way would keep the ke
 gradients: more than the one layer at a time that a checkpointed and offloaded pass keeps.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -29,8 +28,6 @@ SPARE = 0.85
 """The share of free memory that is planned with: kernels need room of their own, and memory is in pieces."""
 CHUNK_BYTES = 3 * 2**30
 """Bytes around a chunk of logits, in the backward pass."""
-ALLOCATION_FAILED = ("can't allocate memory", "not enough memory", "out of memory", "alloc_failed", "bad_alloc")
-"""Words of allocators that have no exception of their own: torch's on a CPU, libraries on a GPU."""
 COMPILED_SHARE = 0.7
 """Share of what plain layers keep for the backward pass: compiled ones compute the cheap parts again."""
 CHECKPOINT_STEPS = 4
@@ -250,24 +247,3 @@ def difference(before: Passes, after: Passes, layers: int) -> str:
 
 def _tokens(groups: Sequence[GroupLengths]) -> int:
     return sum(group.tokens for group in groups)
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
-        return True
-    return isinstance(error, RuntimeError) and any(words in str(error).lower() for words in ALLOCATION_FAILED)
-
-
-@contextmanager
-def explaining_memory(remedy: str) -> Iterator[None]:
-    """End in a line that says what to change, where memory runs out and less cannot be done at a time."""
-    try:
-        yield
-    except (RuntimeError, MemoryError) as error:
-        if not is_out_of_memory(error):
-            raise
-        raise ValueError(f"out of memory ({first_line(error)}): {remedy}") from error
-
-
-def first_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]

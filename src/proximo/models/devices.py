@@ -5,6 +5,7 @@ from typing import Literal
 import torch
 
 from proximo.models.model_types import PreTrainedModel
+from proximo.models.out_of_memory import explaining_memory
 from proximo.models.torch_globals import guarded
 from proximo.system.machine import settle_half_products
 
@@ -56,3 +57,10 @@ def with_precision(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedMode
     for parameter in model.parameters():
         parameter.data = parameter.data.to(dtype)
     return model
+
+
+def placed(model: PreTrainedModel, device: str) -> PreTrainedModel:
+    """The model on its device; ValueError with a remedy where there is no room for its weights."""
+    remedy = "end other programs there, or take another device, LoRA with a quantised base, or a smaller model"
+    with explaining_memory(f"the weights do not fit on {device}; {remedy}"):
+        return model.to(device=device)  # pyright: ignore[reportCallIssue]

@@ -17,7 +17,7 @@ from proximo.models.adapters.files import base_name, is_adapter, load_adapter, q
 from proximo.models.adapters.lora import merge
 from proximo.models.adapters.quantized import Quantization, quantize
 from proximo.models.context_length import hold_frequencies
-from proximo.models.devices import with_precision
+from proximo.models.devices import placed, with_precision
 from proximo.models.model_types import AutoClass, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from proximo.models.packing.attention import registered
 from proximo.models.packing.support import supports_packing, warn_of_fallback
@@ -69,7 +69,7 @@ def load_model(
         model.set_attn_implementation(registered())
     else:
         warn_of_fallback(type(model).__name__)
-    return model.to(device=device).eval()  # pyright: ignore[reportCallIssue]
+    return placed(model, device).eval()
 
 
 def read_config(path: str) -> PreTrainedConfig:

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad as widened
 
 from proximo.models.context_length import check_rows
+from proximo.models.devices import placed
 from proximo.models.loading import has_score, load_tokenizer, load_weights, read_config
 from proximo.models.model_types import PreTrainedConfig, PreTrainedModel
 from proximo.models.packing.layout import pad
@@ -54,7 +55,7 @@ def load_reward_model(
         with torch.no_grad():
             head.weight.copy_(weight)
     _set_pad(model, path, is_fresh=bool(missing))
-    return model.to(device=device).eval()  # pyright: ignore[reportCallIssue]
+    return placed(model, device).eval()
 
 
 def check_scores(path: str) -> None:

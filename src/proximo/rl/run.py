@@ -5,9 +5,9 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from proximo.environments.kinds import played
-from proximo.learner.memory import explaining_memory
 from proximo.models.adapters.quantized import count_parameters
 from proximo.models.model_types import PreTrainedTokenizerBase
+from proximo.models.out_of_memory import explaining_memory
 from proximo.models.tokens.spelling import Spelling
 from proximo.rewards.grading import Grading
 from proximo.rl.build import HoldsOnRanks, build_learner, build_rollouts

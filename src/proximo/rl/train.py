@@ -15,8 +15,8 @@ import torch
 from proximo.config import toml
 from proximo.learner.critic import kl_per_completion
 from proximo.learner.guard import Update
-from proximo.learner.memory import explaining_memory
 from proximo.losses.advantage_inputs import shaped_rewards
+from proximo.models.out_of_memory import explaining_memory
 from proximo.rl.assemble import assemble, to_batch
 from proximo.rl.clock import LEARNER, Clock
 from proximo.rl.evaluate import since_best

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from proximo.models.model_types import PreTrainedTokenizerBase
+from proximo.models.out_of_memory import explaining_memory
 from proximo.runs.checkpoints import CHECKPOINTS, Saver, save, saved
 from proximo.runs.files import RESULT
 from proximo.runs.log import RunLog
@@ -225,9 +226,10 @@ class _Fitting:
     def _step(self, index: int) -> None:
         start, step = time.perf_counter(), index + 1
         rate = self.schedule.learning_rate(index)
-        result = self.held.gradients(self.stage, self.schedule.items(index))
-        is_finite = math.isfinite(result.loss)
-        norm = self.held.apply(rate, self.options.max_gradient_norm, lambda norm: is_finite and math.isfinite(norm))
+        with explaining_memory(self._smaller):
+            result = self.held.gradients(self.stage, self.schedule.items(index))
+            is_finite = math.isfinite(result.loss)
+            norm = self.held.apply(rate, self.options.max_gradient_norm, lambda norm: is_finite and math.isfinite(norm))
         self.skipped = 0 if is_finite and math.isfinite(norm) else self.skipped + 1
         metrics = {"loss": result.loss, **result.sums}
         self.log.metrics(step, metrics | {"gradient_norm": norm, "learning_rate": rate})
@@ -236,6 +238,14 @@ class _Fitting:
             self.say(f"step {step}/{self.schedule.steps}  {_summary(metrics)}")
         if self.skipped:
             self._tell_skipped(step)
+
+    @property
+    def _smaller(self) -> str:
+        """What to do where memory runs out."""
+        return (
+            f"set a smaller fit.token_budget, it is {self.options.token_budget} tokens a pass; where one row is too "
+            "long, train an adapter, or leave long rows out"
+        )
 
     def _tell_skipped(self, step: int) -> None:
         """Report a skipped update; raises ValueError after too many in a row."""
@@ -250,7 +260,7 @@ class _Fitting:
 
     def _evaluate(self, step: int) -> dict[str, float]:
         """Held-out metrics after `step` steps."""
-        with self.stop.anywhere():
+        with self.stop.anywhere(), explaining_memory(self._smaller):
             metrics = self.held.held_out(self.stage)
         if metrics:
             self.log.metrics(step, {f"held_out/{name}": value for name, value in metrics.items()})

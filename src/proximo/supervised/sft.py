@@ -32,6 +32,7 @@ from proximo.models.adapters.lora import Lora, add_lora
 from proximo.models.adapters.quantized import check_quantization, quantize
 from proximo.models.adapters.starting import base_for, check_adapter
 from proximo.models.compiling import allow_compiling
+from proximo.models.devices import placed
 from proximo.models.model_types import PreTrainedModel, PreTrainedTokenizerBase
 from proximo.models.shipped import resolve
 from proximo.models.stop_tokens import declared_ends
@@ -149,7 +150,7 @@ def open_model(config: SftConfig, ranks: HoldsStages | None) -> tuple[PreTrained
         model = with_precision(model, dtype)
     if quantization is not None:
         quantize(model, quantization, device)
-    model.to(device=loading_place(device, ranks))  # pyright: ignore[reportCallIssue]
+    placed(model, loading_place(device, ranks))
     if config.adapter is not None and base is not None:
         add_lora(model, config.adapter, base=base, seed=config.seed)
     return model, stage_model(model, config.fit, config.seed, dtype, ranks)

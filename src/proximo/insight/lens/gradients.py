@@ -16,10 +16,11 @@ from torch import Tensor
 
 from proximo.insight.lens.replay import ComparedAlgorithm, cosines_of
 from proximo.insight.lens.steps import StoredStep
-from proximo.learner.memory import explaining_memory, with_room
+from proximo.learner.memory import with_room
 from proximo.learner.options import CPU_TOKENS
 from proximo.learner.passes import Passes
 from proximo.models.model_types import PreTrainedModel, PreTrainedTokenizerBase
+from proximo.models.out_of_memory import explaining_memory
 from proximo.models.tokens.spelling import Spelling
 from proximo.rl.config import RunConfig
 from proximo.system.lines import plain

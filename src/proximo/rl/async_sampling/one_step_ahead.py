@@ -36,8 +36,8 @@ import torch
 from torch import Tensor, nn
 
 from proximo.learner.guard import Notice
-from proximo.learner.memory import is_out_of_memory
 from proximo.models.adapters.lora import merged_weights
+from proximo.models.out_of_memory import is_out_of_memory
 from proximo.models.sampled import WholeModel
 from proximo.rl.rollouts import Collector, Result, Rollouts
 from proximo.runs.checkpointer import OlderWeights
