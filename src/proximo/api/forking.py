@@ -20,6 +20,7 @@ from proximo.runs.checkpoints import step_of
 from proximo.runs.config_changes import differences
 from proximo.runs.forking import changes, checkpoint_at, refuse_other_weights
 from proximo.runs.forking import fork as write_fork
+from proximo.runs.webhook import webhook_at
 from proximo.system.opening import read_text, without_links
 
 
@@ -32,6 +33,7 @@ def fork(
     fresh_optimizer: bool = False,
     on_step: OnStep | None = None,
     track: Sequence[str] = (),
+    notify: str | None = None,
     quiet: bool = False,
     load_code: bool = False,
     **changed: Any,
@@ -49,7 +51,7 @@ def fork(
     algorithm        a name, such as "gspo", or a value; None: the run's own
     fresh_optimizer  begin without the optimizer's moments
     changed          fields of RunConfig and their new values, such as steps=200
-    on_step, track, quiet   as in `proximo.train`
+    on_step, track, notify, quiet   as in `proximo.train`
     load_code        load code that the run's config names, although you have not run it with this run before
 
     Example:
@@ -57,6 +59,7 @@ def fork(
         slower = replace(other.config.training, learning_rate=1e-6)
         proximo.fork("runs/mine", at=40, folder="runs/slower", training=slower)
     """
+    webhook = webhook_at(notify)
     parent = run.path if isinstance(run, OpenedRun) else without_links(run)
     point = checkpoint_at(parent, at)
     config = _changed(RunFolder(parent, load_code=load_code, own_code=True).config, algorithm, changed)
@@ -70,7 +73,7 @@ def fork(
         raise unwritable(path, error) from error
     if other is not None:
         (keep_quiet if quiet else say)(f"warning: {other}")
-    return train_in(path, config, (), on_step, quiet, allow_change=changes(path, text), track=track)
+    return train_in(path, config, (), on_step, quiet, allow_change=changes(path, text), track=track, webhook=webhook)
 
 
 def refuse_no_steps(config: RunConfig, step: int) -> None:

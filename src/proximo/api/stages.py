@@ -11,9 +11,11 @@ from proximo.api.threads import as_found, on_ranks
 from proximo.api.validate import refuse_kind, refuse_values
 from proximo.config import toml
 from proximo.data import DataFile
+from proximo.runs.notifying import notified
 from proximo.runs.session import RunSession
 from proximo.runs.tracking.processes import tracked
 from proximo.runs.tracking.trackers import check_names
+from proximo.runs.webhook import Webhook, webhook_at
 from proximo.supervised import dpo as dpo_stage
 from proximo.supervised import reward_model as reward_model_stage
 from proximo.supervised import sft as sft_stage
@@ -38,6 +40,7 @@ def sft(
     allow_change: Sequence[str] = (),
     accept_lost_rows: bool = False,
     track: Sequence[str] = (),
+    notify: str | None = None,
     quiet: bool = False,
 ) -> Fitted:
     """Fine-tune on a file's completions, or on a task's reference answers; what `proximo sft` does.
@@ -51,7 +54,9 @@ def sft(
     """
     config = _config(data, SftConfig(), model)
     path = folder_for(run, "sft")
-    return _fitted(config, path, sft_stage.sft, resume, allow_change, accept_lost_rows, track, quiet)
+    return _fitted(
+        config, path, sft_stage.sft, resume, allow_change, accept_lost_rows, track, webhook_at(notify), quiet
+    )
 
 
 def dpo(
@@ -63,6 +68,7 @@ def dpo(
     allow_change: Sequence[str] = (),
     accept_lost_rows: bool = False,
     track: Sequence[str] = (),
+    notify: str | None = None,
     quiet: bool = False,
 ) -> Fitted:
     """Learn from ranked completions directly, without a reward model; what `proximo dpo` does.
@@ -75,7 +81,9 @@ def dpo(
     """
     config = _config(data, DpoConfig(DataFile("")), model)
     path = folder_for(run, "dpo")
-    return _fitted(config, path, dpo_stage.dpo, resume, allow_change, accept_lost_rows, track, quiet)
+    return _fitted(
+        config, path, dpo_stage.dpo, resume, allow_change, accept_lost_rows, track, webhook_at(notify), quiet
+    )
 
 
 def reward_model(
@@ -87,6 +95,7 @@ def reward_model(
     allow_change: Sequence[str] = (),
     accept_lost_rows: bool = False,
     track: Sequence[str] = (),
+    notify: str | None = None,
     quiet: bool = False,
 ) -> Fitted:
     """Train a model that scores completions, from ranked ones; what `proximo reward-model` does.
@@ -100,7 +109,7 @@ def reward_model(
     """
     config = _config(data, RewardModelConfig(DataFile("")), model)
     path, stage = folder_for(run, "reward-model"), reward_model_stage.train_reward_model
-    return _fitted(config, path, stage, resume, allow_change, accept_lost_rows, track, quiet)
+    return _fitted(config, path, stage, resume, allow_change, accept_lost_rows, track, webhook_at(notify), quiet)
 
 
 def _config(data: Config | PathLike, default: Config, model: str | None) -> Config:
@@ -123,6 +132,7 @@ def _fitted(
     allow_change: Sequence[str],
     accept_lost: bool,
     track: Sequence[str],
+    webhook: Webhook | None,
     quiet: bool,
 ) -> Fitted:
     refuse_values(config)
@@ -137,7 +147,8 @@ def _fitted(
     ):
         if session.result is None:
             suit_session(session, config.model, config.device, tell)
-        with tracked(path, track if session.result is None else (), tell):
+        begins = session.result is None
+        with tracked(path, track if begins else (), tell), notified(session, webhook if begins else None, tell):
             return fitted_in(config, path, stage, session, tell)
 
 

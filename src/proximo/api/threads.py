@@ -18,6 +18,7 @@ from proximo.models.packing.support import supports_packing
 from proximo.models.safe_files import tensors
 from proximo.models.shipped import resolve
 from proximo.rl.config import RunConfig
+from proximo.runs.webhook import Webhook
 from proximo.system import machine
 from proximo.system.opening import make_folder, write_new
 
@@ -117,6 +118,7 @@ def on_processes(
     allow_change: Sequence[str],
     accept_lost: bool,
     track: Sequence[str],
+    webhook: Webhook | None,
     *,
     quiet: bool,
 ) -> bool:
@@ -138,8 +140,8 @@ def on_processes(
     with starting(config.ranks) as start, TemporaryDirectory(dir=folder.parent, prefix=".ranks-") as temporary:
         file = Path(temporary) / "run.toml"
         write_new(file, toml.dumps(config).encode())
-        command = command_of(["train", str(file), "--run", str(folder), *arguments])
-        status = launch(command, config.ranks.processes, keep_quiet if quiet else say, quiet=quiet, start=start)
+        command, tell = command_of(["train", str(file), "--run", str(folder), *arguments]), keep_quiet if quiet else say
+        status = launch(command, config.ranks.processes, tell, folder, webhook, quiet=quiet, start=start)
     if status == INTERRUPTED:
         raise KeyboardInterrupt(f"stopped and saved; the same call resumes {folder}")
     if status:

@@ -34,9 +34,11 @@ from proximo.rl.progress import Progress, ProgressLines
 from proximo.rl.result import RunResult, refuse_fewer_steps
 from proximo.rl.run import Run
 from proximo.runs.checkpoints import step_of
+from proximo.runs.notifying import notified
 from proximo.runs.session import RunSession
 from proximo.runs.tracking.processes import tracked
 from proximo.runs.tracking.trackers import check_names
+from proximo.runs.webhook import Webhook, webhook_at
 from proximo.tasks import Task, TaskOptions
 from proximo.tasks.sources.mixture import with_reward
 from proximo.tasks.sources.opening import open_data
@@ -71,6 +73,7 @@ def train(
     log: "Log | None" = None,
     on_step: "OnStep | None" = None,
     track: str | Sequence[str] = (),
+    notify: str | None = None,
     resume: bool = True,
     allow_change: Sequence[str] = (),
     accept_lost_rows: bool = False,
@@ -94,6 +97,7 @@ def train(
     log               called with each step's metrics, a dict with "step" in it: log=print, log=wandb.log
     on_step           called as on_step(step, metrics); True ends the run there, saved and evaluated
     track             wandb, trackio, tensorboard, mlflow or file.py:Name, one or several
+    notify            a webhook that is told how the run ends: Slack, Discord, ntfy; None: $PROXIMO_NOTIFY; "": none
     resume            False: refuse a folder that is not empty
     allow_change      fields that may differ from how the run in the folder began, such as ["steps"]
     accept_lost_rows  resume although metrics.jsonl or ledger.jsonl has lost rows
@@ -107,12 +111,13 @@ def train(
     """
     refuse_kind("model", model, (RunConfig, str, Path), f"a model's folder or name, or {CONFIG}")
     refuse_unknown(words, "train")
+    webhook = webhook_at(notify)
     base = model if isinstance(model, RunConfig) else _starting_config(model, data)
     played = given_environment(environment, tools, max_turns)
     base = _given(base, data, evaluation_data, _one_of(reward, rewards), algorithm, steps, quiet, words, played)
     config, chosen = _chosen(base, words, settings or {}, steps, suited=not isinstance(model, RunConfig))
     options = {"resume": resume, "allow_change": allow_change, "accept_lost": accept_lost_rows, "track": track}
-    return train_in(run, config, chosen, _observed(on_step, log), quiet, **options)
+    return train_in(run, config, chosen, _observed(on_step, log), quiet, webhook=webhook, **options)
 
 
 def _one_of(reward: "Rewards | None", rewards: "Rewards | None") -> "Rewards | None":
@@ -158,6 +163,7 @@ def train_in(
     *,
     allow_change: Sequence[str] | None,
     track: str | Sequence[str],
+    webhook: Webhook | None,
     resume: bool = True,
     accept_lost: bool = False,
 ) -> TrainedRun:
@@ -167,7 +173,9 @@ def train_in(
     check_names(track)
     observed = ObservedProgress(Silent() if quiet else ProgressLines(), on_step or (lambda step, metrics: None))
     folder = folder_for(run, explain.nearest(config.algorithm).name)
-    elsewhere = on_processes(config, folder, on_step, resume, allow_change or (), accept_lost, track, quiet=quiet)
+    elsewhere = on_processes(
+        config, folder, on_step, resume, allow_change or (), accept_lost, track, webhook, quiet=quiet
+    )
     taking = attempted(
         folder,
         toml.dumps(config),
@@ -186,6 +194,7 @@ def train_in(
             ends=lambda: observed.ended,
             opening=listed(chosen, CHANGED),
             track=track,
+            webhook=webhook,
         )
     return TrainedRun(session.folder, result)
 
@@ -333,6 +342,7 @@ def trained(
     ends: Callable[[], bool] = lambda: False,
     opening: Sequence[str] = (),
     track: Sequence[str] = (),
+    webhook: Webhook | None = None,
 ) -> RunResult:
     """The rest of a run whose folder is taken; of a finished one its result. `more`: one that was ended before its
     last step does the others. `opening`: lines to say when a new run is not refused and begins."""
@@ -342,7 +352,7 @@ def trained(
     session.result = None
     suit_session(session, config.model, config.device, say)
     refuse_fewer_steps(config, session.resume_from)
-    with tracked(session.folder, track, say):
+    with tracked(session.folder, track, say), notified(session, webhook, say):
         try:
             with name_user_code(config), on_ranks(config) as ranks:
                 run = Run(config, session.folder, progress, ranks)

@@ -18,6 +18,7 @@ from proximo.runs.files import TRACEBACK
 from proximo.runs.session import RunSession
 from proximo.runs.signals import Stopped
 from proximo.runs.tracking.trackers import check_names
+from proximo.runs.webhook import Webhook, webhook_at
 
 if TYPE_CHECKING:
     from proximo.rl.config import RunConfig
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 Config = TypeVar("Config", "RunConfig", "DpoConfig", "RewardModelConfig", "SftConfig")
 ACCEPT_LOST = "--accept-lost-rows"
 """The flag that resumes a run whose log has lost rows."""
+NOTIFY = "--notify"
+"""The flag with the address of a webhook."""
 
 
 def take_allowed(arguments: list[str]) -> list[str]:
@@ -44,6 +47,16 @@ def take_trackers(arguments: list[str]) -> list[str]:
     with refusing(about="--track"):
         check_names(names)
     return names
+
+
+def take_webhook(arguments: list[str]) -> Webhook | None:
+    """The webhook that --notify gives, removed from the arguments, or that of the environment; an address that nothing
+    can be posted to is refused."""
+    address = None
+    while (given := take(arguments, NOTIFY)) is not None:
+        address = given
+    with refusing():
+        return webhook_at(address)
 
 
 def take_ranks(arguments: list[str]) -> int | None:
@@ -64,10 +77,17 @@ def with_ranks(config: Config, processes: int) -> Config:
 
 
 def launched(
-    ranks: Ranks, arguments: list[str], folder: Path, follow: Callable[[], None], *, named: bool
+    ranks: Ranks,
+    arguments: list[str],
+    folder: Path,
+    follow: Callable[[], None],
+    *,
+    named: bool,
+    webhook: Webhook | None,
 ) -> int | None:
     """Start the processes of a run, or follow as one of them: the exit status. None on rank 0, which trains.
-    `arguments` are those of the whole command; `named`: whether they name the run folder."""
+    `arguments` are those of the whole command without the webhook's address, which is not for a list of processes;
+    `named`: whether they name the run folder."""
     from proximo.distributed.launching import command_of, is_launched, launch, own_rank
     from proximo.distributed.on_ray import starting
 
@@ -80,7 +100,7 @@ def launched(
         with refusing():
             check_free(folder)
             with starting(ranks) as start:
-                return launch(command_of(given), ranks.processes, say, start=start)
+                return launch(command_of(given), ranks.processes, say, folder, webhook, start=start)
     if own_rank() == 0:
         return None
     with refusing(about=f"rank {own_rank()}"):  # rank 0 builds the same, and refuses it with the run folder at hand

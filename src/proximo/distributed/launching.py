@@ -16,6 +16,8 @@ from tempfile import TemporaryDirectory
 from typing import Any, NoReturn, Protocol
 
 from proximo.processes.server import free_port
+from proximo.runs.notifying import tell
+from proximo.runs.webhook import VARIABLE, Webhook
 
 RESTARTS = 3
 """Times that a group which failed is started again; each time the run resumes from its newest checkpoint."""
@@ -72,17 +74,21 @@ def launch(
     command: Sequence[str],
     ranks: int,
     say: Callable[[str], None],
+    folder: Path = Path(),
+    webhook: Webhook | None = None,
     *,
     restarts: int = RESTARTS,
     quiet: bool = False,
     start: Start | None = None,
 ) -> int:
     """Run a command as `ranks` processes until rank 0 has ended by itself; returns its exit status. `quiet`: what they
-    write is dropped. `start` starts them somewhere else than on this machine."""
+    write is dropped. `start` starts them somewhere else than on this machine. `webhook` is for rank 0,
+    and told here where no rank is left to tell it how the run in its folder ended."""
     left, plan = restarts + 1, ""
     while left:
         with TemporaryDirectory(prefix="proximo-ranks-") as notes:
-            more, output = {NOTES: notes, PLAN: plan}, subprocess.DEVNULL if quiet else None
+            more = {NOTES: notes, PLAN: plan, VARIABLE: "" if webhook is None else webhook.address}
+            output = subprocess.DEVNULL if quiet else None
             group = (start or start_here)(command, ranks, more, output)
             try:
                 with _forwarding(group[0]) as asked:
@@ -105,6 +111,8 @@ def launch(
             f"all are started again from the newest checkpoint, {left} times at most" if left else "the run has ended"
         )
         say(f"{failure}: {then}")
+        if not left:
+            tell(webhook, folder, f"failed: {failure}", say)
     return 1
 
 

@@ -112,8 +112,12 @@ class RunSession:
     @property
     def resume_hint(self) -> str:
         """Message printed when a run ends early: how to resume it, and from which step, according to the disk."""
-        newest = None if self._points is None else next(iter(saved(self._points)), None)
-        return f"running it again with `run={self.folder}` resumes {self._where(newest)}"
+        return f"running it again with `run={self.folder}` resumes {self.resumes}"
+
+    @property
+    def resumes(self) -> str:
+        """Point from which the run can be resumed, in words, according to the disk."""
+        return self._where(None if self._points is None else next(iter(saved(self._points)), None))
 
     def _where(self, resume_from: Path | None) -> str:
         if self._points is None:
@@ -188,6 +192,7 @@ class RunSession:
     def finish(self, result: Mapping[str, Any]) -> None:
         """Write result.json; from now on the run is finished."""
         write_file(self.folder / RESULT, (json.dumps(result) + "\n").encode())
+        self.result = dict(result)
         self.end("finished")
 
     def end(self, how: str) -> None:
@@ -199,7 +204,7 @@ class RunSession:
 
     def fail(self, error: BaseException) -> None:
         """Record the error that ends the attempt, and its traceback if it is not one that asks to stop."""
-        self.end(_ending(error))
+        self.end(ending(error))
         if self.started and isinstance(error, Exception):
             self.log.failed(error)
 
@@ -326,7 +331,7 @@ def _differ(attempts: Sequence[Mapping[str, Any]], now: Mapping[str, object], na
     return bool(attempts) and attempts[-1].get(name) != now[name]
 
 
-def _ending(error: BaseException) -> str:
+def ending(error: BaseException) -> str:
     match error:
         case Stopped():
             return f"stopped by {error.signal.name}"

@@ -23,7 +23,8 @@ _HOOK = re.compile(
 )
 """An address that is a key itself: whoever knows its path may post there."""
 _TELLING = re.compile(
-    r"KEY|TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIAL|AUTH|(?:^|_)PASS(?:_|$)|_PWD$", re.IGNORECASE
+    r"KEY|TOKEN|SECRET|NOTIFY|WEBHOOK|PASSWORD|PASSWD|PASSPHRASE|CREDENTIAL|AUTH|(?:^|_)PASS(?:_|$)|_PWD$",
+    re.IGNORECASE,
 )
 _PLACES = re.compile(r"(?:SOCK|SOCKET|FILE|PATH|DIR|HOME)$", re.IGNORECASE)
 """Names of variables that hold secrets."""
@@ -70,9 +71,10 @@ def without_secrets(arguments: Sequence[str], environment: Mapping[str, str] | N
 
 
 def _is_telling(flag: str) -> bool:
-    """Tell whether a flag's last word names a secret: `--judge.api-key`, but not `--training.token-budget`."""
+    """Tell whether a flag's last word names a secret: `--judge.api-key`, but not `--training.token-budget`. The value
+    of `--notify` is an address that is one."""
     words = re.split(r"[-_]", flag.rpartition(".")[2].removeprefix("--").lower())
-    return flag.startswith("--") and words[-1] in ("key", "token", "secret", "password", "credentials")
+    return flag.startswith("--") and words[-1] in ("key", "token", "secret", "password", "credentials", "notify")
 
 
 def _secrets(environment: Mapping[str, str]) -> list[str]:
@@ -88,7 +90,7 @@ def _secret_parts(name: str, value: str) -> Iterator[str]:
         return
     if _TELLING.search(name):
         yield from (part for part in {value, *map(str.strip, value.splitlines())} if len(part) >= _SHORTEST)
-    elif "://" in value:
+    if "://" in value:
         yield from (part for part in re.split(r"[/?&=#@:]", value) if _RANDOM.search(part))
     elif _TOKEN.fullmatch(value) and _RANDOM.search(value):
         yield value

@@ -6,7 +6,7 @@ from proximo.api.forking import folder_of, refuse_no_steps
 from proximo.cli.arguments import asks_for_help, refuse, refusing, say, take, take_number, take_switch
 from proximo.cli.commands.train import follow_run, train_in
 from proximo.cli.configs import naming_flags, run_config
-from proximo.cli.run_folders import launched, take_ranks, take_trackers, with_ranks
+from proximo.cli.run_folders import launched, take_ranks, take_trackers, take_webhook, with_ranks
 from proximo.config import toml
 from proximo.runs.checkpoints import step_of
 from proximo.runs.forking import changes, checkpoint_at, fork, refuse_other_weights
@@ -20,6 +20,7 @@ HELP = f"""flags of the command itself:
   --fresh-optimizer  begin without the optimizer's moments
   --ranks N          train on N processes that hold the model in shards
   --track NAME ...   send the fork while it runs to {CHOICES}
+  --notify URL       tell a webhook how the fork ends, as train does
   --json             print the result as JSON on stdout, progress on stderr
 A fork begins with the run's weights, optimizer, data cursor and random numbers, so that its next prompts and draws are
 those of the run; a value model that the run does not have begins anew. With nothing changed it writes the same bytes.
@@ -34,7 +35,7 @@ EXAMPLES = """examples:
 
 
 def run(arguments: list[str]) -> int:
-    given = list(arguments)
+    webhook, given = take_webhook(arguments), list(arguments)
     as_json, fresh = take_switch(arguments, "--json"), take_switch(arguments, "--fresh-optimizer")
     folder, trackers, ranks = take(arguments, "--run"), take_trackers(arguments), take_ranks(arguments)
     at = take_number(arguments, "--at", int)
@@ -53,14 +54,17 @@ def run(arguments: list[str]) -> int:
         refuse_other_weights(parent, text)
     path = without_links(folder) if folder else folder_of(parent, step, config.algorithm, text)
     if config.ranks is not None:
-        status = launched(config.ranks, ["fork", *given], path, lambda: follow_run(config), named=folder is not None)
+        is_named = folder is not None
+        status = launched(
+            config.ranks, ["fork", *given], path, lambda: follow_run(config), named=is_named, webhook=webhook
+        )
         if status is not None:
             return status
     with refusing(OSError):
         other = fork(parent, path, point, fresh_optimizer=fresh)
     if other is not None:
         say(f"warning: {other}")
-    return train_in(path, config, changes(path, text), trackers=trackers, as_json=as_json)
+    return train_in(path, config, changes(path, text), trackers=trackers, webhook=webhook, as_json=as_json)
 
 
 def _begun(arguments: list[str], at: int | None) -> tuple[Path, Path]:

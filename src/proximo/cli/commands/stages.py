@@ -18,12 +18,14 @@ from proximo.cli.run_folders import (
     take_allowed,
     take_ranks,
     take_trackers,
+    take_webhook,
     taken,
     with_ranks,
 )
 from proximo.config import toml
 from proximo.config.vocabulary import fields_by_word
 from proximo.data import DataFile
+from proximo.runs.notifying import notified
 from proximo.runs.tracking.processes import tracked
 from proximo.runs.tracking.trackers import CHOICES
 from proximo.supervised.dpo import DpoConfig, dpo
@@ -43,6 +45,7 @@ STAGE_FLAGS = f"""arguments of the command itself:
   --accept-lost-rows    on resume: continue although metrics.jsonl or ledger.jsonl has lost rows
   --skip-bad            skip bad rows of a data file instead of refusing it
   --track NAME ...      send the run while it runs to {CHOICES}; any number
+  --notify URL          tell a webhook (Slack, Discord, ntfy) how the run ends; without it $PROXIMO_NOTIFY is read
   --ranks N             train on N processes that hold the model in shards; sets ranks.processes
   --json                print the result as JSON on stdout, progress on stderr
 examples:
@@ -93,7 +96,7 @@ def run_stage(
 
     A data file given as first argument replaces the default's.
     """
-    given = list(arguments)
+    webhook, given = take_webhook(arguments), list(arguments)
     as_json, skip_bad, ranks = (
         take_switch(arguments, "--json"),
         take_switch(arguments, "--skip-bad"),
@@ -116,7 +119,10 @@ def run_stage(
     config = config if ranks is None else with_ranks(config, ranks)
     path = folder_for(folder or None, command)
     if config.ranks is not None:
-        status = launched(config.ranks, [command, *given], path, lambda: _follow(config), named=folder is not None)
+        is_named = folder is not None
+        status = launched(
+            config.ranks, [command, *given], path, lambda: _follow(config), named=is_named, webhook=webhook
+        )
         if status is not None:
             return status
     with taken(path, toml.dumps(config), allowed, POINTS, accept_lost=accept_lost) as session:
@@ -125,7 +131,8 @@ def run_stage(
         else:
             suit_session(session, config.model, config.device, say)
         try:
-            with tracked(path, trackers if session.result is None else (), say):
+            begins = session.result is None
+            with tracked(path, trackers if begins else (), say), notified(session, webhook if begins else None, say):
                 fitted = fitted_in(config, path, stage, session, say)
         except (OSError, ValueError) as error:
             if session.is_empty:

@@ -19,17 +19,19 @@ from proximo.algorithms import explain
 from proximo.api.evaluating import task_name
 from proximo.api.planning import fit_here
 from proximo.api.training import trained
-from proximo.cli.arguments import refuse, refusing, say, take, take_switch
+from proximo.cli.arguments import flag_names, refuse, refusing, say, take, take_switch
 from proximo.cli.commands import pipelines
 from proximo.cli.configs import naming_flags, preset, run_config
 from proximo.cli.models import machine_line
 from proximo.cli.run_folders import (
     ACCEPT_LOST,
+    NOTIFY,
     launched,
     report_failure,
     take_allowed,
     take_ranks,
     take_trackers,
+    take_webhook,
     taken,
     with_ranks,
 )
@@ -48,6 +50,7 @@ from proximo.runs.checkpoints import step_of
 from proximo.runs.records import Collected, Evaluation
 from proximo.runs.session import RunSession
 from proximo.runs.tracking.trackers import CHOICES
+from proximo.runs.webhook import Webhook
 from proximo.system.opening import without_links
 from proximo.system.safe_text import MAX_SHOWN, counted, quoted, visible
 from proximo.types import Problem
@@ -58,6 +61,7 @@ TRAIN_FLAGS = f"""flags of the command itself:
   --accept-lost-rows    on resume: continue although metrics.jsonl or ledger.jsonl has lost rows
   --skip-bad            skip bad rows of a data file instead of refusing it
   --track NAME ...      send the run while it runs to {CHOICES}; any number
+  --notify URL          tell a webhook (Slack, Discord, ntfy) how the run ends; without it $PROXIMO_NOTIFY is read
   --ranks N             train on N processes that hold the model in shards; sets ranks.processes (--ranks.shard,
                         --ranks.cluster and others set the rest of [ranks])
   --dry-run             check the run and print its config, sizes and memory, without starting it
@@ -76,13 +80,16 @@ EXAMPLES = """examples:
 
 
 def run(arguments: list[str]) -> int:
-    given = list(arguments)
+    named = flag_names(arguments)
+    webhook, given = take_webhook(arguments), list(arguments)
     as_json, dry_run = take_switch(arguments, "--json"), take_switch(arguments, "--dry-run")
     folder, trackers, ranks = take(arguments, "--run"), take_trackers(arguments), take_ranks(arguments)
     chain = preset(arguments[0]) if arguments else None
     if isinstance(chain, PipelineConfig):
         if trackers:
             refuse("--track is for one run: send the runs of a pipeline with proximo track RUN --to NAME")
+        if NOTIFY in named:
+            refuse(f"{NOTIFY} is for one run, and {arguments[0]} is a chain of them: leave it out")
         return pipelines.run(arguments[0], chain, arguments[1:], folder=folder, as_json=as_json, dry_run=dry_run)
     skip_bad, allowed = take_switch(arguments, "--skip-bad"), take_allowed(arguments)
     accept_lost = take_switch(arguments, ACCEPT_LOST)
@@ -100,7 +107,10 @@ def run(arguments: list[str]) -> int:
         return 0
     path = without_links(Path(folder) if folder else Path("runs") / f"{datetime.now():%Y%m%d-%H%M%S}")
     if config.ranks is not None:
-        status = launched(config.ranks, ["train", *given], path, lambda: follow_run(config), named=folder is not None)
+        is_named = folder is not None
+        status = launched(
+            config.ranks, ["train", *given], path, lambda: follow_run(config), named=is_named, webhook=webhook
+        )
         if status is not None:
             return status
     return train_in(
@@ -110,6 +120,7 @@ def run(arguments: list[str]) -> int:
         opening=[_about(config), *listed(defaults)],
         accept_lost=accept_lost,
         trackers=trackers,
+        webhook=webhook,
         as_json=as_json,
     )
 
@@ -122,13 +133,14 @@ def train_in(
     opening: Sequence[str] = (),
     accept_lost: bool = False,
     trackers: Sequence[str],
+    webhook: Webhook | None,
     as_json: bool,
 ) -> int:
     """Train in a run folder, new or begun, and print what came of it: the exit status. `allowed` are the fields that
     may have changed since it began; None if none may."""
     named = explain.named(config.algorithm)
     with taken(path, toml.dumps(config), allowed, algorithm=named, accept_lost=accept_lost) as session:
-        outcome = _train(config, session, opening, more="steps" in (allowed or ()), trackers=trackers)
+        outcome = _train(config, session, opening, more="steps" in (allowed or ()), trackers=trackers, webhook=webhook)
     if outcome is None:
         for line in summary(path):
             say(line)
@@ -168,12 +180,18 @@ def follow_run(config: RunConfig) -> None:
 
 
 def _train(
-    config: RunConfig, session: RunSession, opening: Sequence[str], *, more: bool, trackers: Sequence[str]
+    config: RunConfig,
+    session: RunSession,
+    opening: Sequence[str],
+    *,
+    more: bool,
+    trackers: Sequence[str],
+    webhook: Webhook | None,
 ) -> RunResult | None:
     """Train; None if the run failed, which has then been reported."""
     progress: Progress = LiveView() if sys.stderr.isatty() else ProgressLines()
     try:
-        return trained(config, session, progress, say, more=more, opening=opening, track=trackers)
+        return trained(config, session, progress, say, more=more, opening=opening, track=trackers, webhook=webhook)
     except (OSError, ValueError) as error:
         report_failure(session, error)
         return None
