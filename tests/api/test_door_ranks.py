@@ -11,6 +11,7 @@ import proximo
 from proximo.distributed import launching
 from proximo.learner.ranks import Ranks
 from proximo.rl.config import EvaluationOptions, TrainingOptions
+from proximo.runs.webhook import Webhook
 
 CONFIG = replace(
     proximo.presets.ARITHMETIC,
@@ -22,10 +23,12 @@ CONFIG = replace(
 
 
 def test_what_the_command_is_asked_and_what_becomes_of_its_status(tmp_path, monkeypatch):
-    asked = []
+    asked, told = [], []
+    monkeypatch.setenv("PROXIMO_NOTIFY", "https://ntfy.sh/mine")
 
-    def launch(command, ranks, say, *, quiet, start):
+    def launch(command, ranks, say, folder, webhook, *, quiet, start):
         asked.append((command[3:], ranks, quiet, Path(command[4]).read_text()))
+        told.append((folder, webhook))
         return status
 
     monkeypatch.setattr(launching, "launch", launch)
@@ -38,6 +41,7 @@ def test_what_the_command_is_asked_and_what_becomes_of_its_status(tmp_path, monk
     flags = "--allow-change steps --accept-lost-rows --track tensorboard"
     assert (arguments[0], arguments[2:]) == ("train", ["--run", str(tmp_path / "run"), *flags.split()])
     assert (ranks, quiet) == (2, True)
+    assert told == [(tmp_path / "run", Webhook("https://ntfy.sh/mine", "ntfy.sh"))]
     assert "processes = 2" in config
     status = 130
     with pytest.raises(KeyboardInterrupt, match="the same call resumes"):

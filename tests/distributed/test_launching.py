@@ -17,17 +17,19 @@ from proximo.learner.ranks import Ranks
 from proximo.planning.cards import DeviceCard
 from proximo.planning.shapes import read_shape
 from proximo.rl.config import RunConfig
+from proximo.runs.webhook import VARIABLE, webhook_at
 from proximo.samplers.embedded import Embedded
 from proximo.samplers.engines.options import Fleet
 from proximo.system.locks import FolderLock
+from tests.runs.webhook_server import serving
 
 SOURCE = Path(launching.__file__).parents[1]
 BEGIN = "import os, pathlib, sys, time; rank = int(os.environ['RANK']); seen = pathlib.Path(sys.argv[1]); "
 
 
-def started(code: str, folder: Path, ranks: int = 2, **options: Any) -> tuple[int, list[str]]:
+def started(code: str, seen: Path, ranks: int = 2, **options: Any) -> tuple[int, list[str]]:
     said: list[str] = []
-    return launch([sys.executable, "-c", BEGIN + code, str(folder)], ranks, said.append, **options), said
+    return launch([sys.executable, "-c", BEGIN + code, str(seen)], ranks, said.append, **options), said
 
 
 def test_each_process_knows_its_rank_and_rank_0_gives_the_status(tmp_path):
@@ -181,3 +183,16 @@ def test_what_rank_0_has_alone_is_not_in_shards():
 def test_options_that_cannot_be(options, named):
     with pytest.raises(ValueError, match=named):
         Ranks(**options)
+
+
+def test_rank_0_gets_the_webhook_and_the_launcher_tells_where_it_gives_up(tmp_path, monkeypatch):
+    monkeypatch.setenv(VARIABLE, "https://ntfy.sh/not-this-one")
+    code = f"(seen / str(rank)).write_text(os.environ[{VARIABLE!r}]); sys.exit(75 * (rank == 0))"
+    with serving() as server:
+        given = webhook_at(server.address)
+        assert started(code, tmp_path, folder=tmp_path / "mine", webhook=given, restarts=0)[0] == 1
+        assert (tmp_path / "0").read_text() == server.address
+        assert server.texts == ["mine: failed: the ranks lost each other"]
+        assert started(code, tmp_path, restarts=0)[0] == 1
+        assert (tmp_path / "0").read_text() == ""
+        assert len(server.posts) == 1

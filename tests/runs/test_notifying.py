@@ -5,12 +5,14 @@ import signal
 import socket
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import proximo
 from proximo.cli import main
 from proximo.runs import webhook
 from proximo.runs.notifying import notified, shareable, tell, took
@@ -303,8 +305,37 @@ def test_a_config_cannot_name_an_address(tmp_path: Path, capsys):
     (tmp_path / "other.toml").write_text('notify = "https://example.com/s3cret"\n')
     with pytest.raises(SystemExit):
         main(["train", str(tmp_path / "other.toml"), "--model", "tiny-arithmetic"])
-    assert "notify" in (error := capsys.readouterr().err)
+    error = capsys.readouterr().err
+    assert "other.toml:1: notify belongs to the command, and to no config: give it as `--notify`" in error
     assert "s3cret" not in error
+
+
+@pytest.mark.slow("trains a run")
+def test_python_tells_of_runs_and_of_stages(tmp_path: Path):
+    rows = [{"prompt": f"{n}+1=", "completion": str(n + 1)} for n in range(16)]
+    (tmp_path / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    config = replace(
+        proximo.presets.ARITHMETIC,
+        steps=2,
+        training=replace(proximo.presets.ARITHMETIC.training, groups=4, group_size=4),
+        evaluation=proximo.EvaluationOptions(problems=4),
+    )
+
+    def broken(step: int, metrics: dict[str, float]) -> None:
+        raise KeyError("the prompt '1+1=' of a user")
+
+    with serving() as server:
+        proximo.sft(tmp_path / "data.jsonl", tmp_path / "a", model="tiny-arithmetic", notify=server.address, quiet=True)
+        with pytest.raises(KeyError):
+            proximo.train(config, tmp_path / "b", notify=server.address, on_step=broken, quiet=True)
+    sft, failed = server.texts
+    assert sft.startswith("a: finished after ")
+    assert "\nheld-out loss " in sft
+    first, second = failed.splitlines()
+    assert first == "b: failed: KeyError: …"
+    assert second.endswith("; `proximo resume` goes on from the beginning")
+    with pytest.raises(ValueError, match="notify is no address of https or http"):
+        proximo.train(config, tmp_path / "c", notify="ntfy.sh/mine")
 
 
 def test_bad_commands_are_refused_before_a_model_loads(monkeypatch, capsys):

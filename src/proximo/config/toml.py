@@ -44,6 +44,8 @@ MAX_BYTES = 1_000_000
 """Bytes of a config; a real one has a few thousand."""
 RUN_RECORD = "run.json"
 """The file next to a config.toml that makes it the record of a run."""
+OF_COMMANDS = ("notify", "track")
+"""Flags of commands that no config may have, since it may come from anyone; an address is not shown either."""
 DEEPEST = 32
 """Tables within tables of a config; a real one has half a dozen."""
 BARE_KEY = r"[A-Za-z0-9_-]+"
@@ -361,7 +363,10 @@ class _Reader:
     def arguments(self, data: dict[str, Any], kind: type, path: str) -> dict[str, Any]:
         known = {field.name: (field, field_kind) for field, field_kind in given_fields(kind)}
         for key in [key for key in data if key not in known]:
-            here, knows = join(path, key), ", ".join(known) or "no keys"
+            if (here := join(path, key)) in OF_COMMANDS:
+                self.refuse(here, f"{here} belongs to the command, and to no config: give it as `--{here}`")
+                continue
+            knows = ", ".join(known) or "no keys"
             problem = f"{here} = {shortened(data[key])} is unknown{_nearest(key, list(known))}"
             self.refuse(here, f"{problem}; {kind.__name__} knows {knows}")
         values = {}
