@@ -72,7 +72,7 @@ def train(
     steps: int | None = None,
     log: "Log | None" = None,
     on_step: "OnStep | None" = None,
-    track: str | Sequence[str] = (),
+    track: "str | Sequence[str]" = (),
     notify: str | None = None,
     resume: bool = True,
     allow_change: Sequence[str] = (),
@@ -111,13 +111,12 @@ def train(
     """
     refuse_kind("model", model, (RunConfig, str, Path), f"a model's folder or name, or {CONFIG}")
     refuse_unknown(words, "train")
-    webhook = webhook_at(notify)
     base = model if isinstance(model, RunConfig) else _starting_config(model, data)
     played = given_environment(environment, tools, max_turns)
     base = _given(base, data, evaluation_data, _one_of(reward, rewards), algorithm, steps, quiet, words, played)
     config, chosen = _chosen(base, words, settings or {}, steps, suited=not isinstance(model, RunConfig))
     options = {"resume": resume, "allow_change": allow_change, "accept_lost": accept_lost_rows, "track": track}
-    return train_in(run, config, chosen, _observed(on_step, log), quiet, webhook=webhook, **options)
+    return train_in(run, config, chosen, _observed(on_step, log), quiet, webhook=webhook_at(notify), **options)
 
 
 def _one_of(reward: "Rewards | None", rewards: "Rewards | None") -> "Rewards | None":
