@@ -102,6 +102,14 @@ def nothing_is_remembered_for_the_user(tmp_path_factory: pytest.TempPathFactory)
 
 
 @pytest.fixture(scope="session", autouse=True)
+def nobody_is_told() -> Iterator[None]:
+    """Runs of tests do not end on the phone of whoever runs them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("PROXIMO_NOTIFY", raising=False)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
 def disks_are_not_waited_for() -> Iterator[None]:
     """No test cuts the power, and a small run would wait for its disk thirty times, as long as it computes."""
     with pytest.MonkeyPatch.context() as patch:
