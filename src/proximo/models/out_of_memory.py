@@ -10,7 +10,7 @@ ALLOCATION_FAILED = ("can't allocate memory", "not enough memory", "out of memor
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether it says that no memory could be had, on whatever device."""
+    """True for an error that says no memory could be had, on whatever device."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     return isinstance(error, RuntimeError) and any(words in str(error).lower() for words in ALLOCATION_FAILED)

@@ -241,7 +241,7 @@ class _Fitting:
 
     @property
     def _smaller(self) -> str:
-        """What to do where memory runs out."""
+        """Remedy where memory runs out."""
         return (
             f"set a smaller fit.token_budget, it is {self.options.token_budget} tokens a pass; where one row is too "
             "long, train an adapter, or leave long rows out"
