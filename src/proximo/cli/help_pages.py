@@ -16,6 +16,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import redirect_stdout, suppress
 from dataclasses import dataclass
+from functools import cache
 from importlib.machinery import PathFinder
 from io import StringIO
 from pathlib import Path
@@ -166,8 +167,15 @@ def unknown_flag(command: str, arguments: Sequence[str]) -> str | None:
     return None
 
 
-def _flags_of(text: str) -> list[str]:
-    return [name for name, _ in FLAG.findall(text.partition("\nexamples:")[0])]
+@cache
+def _flags_of(text: str) -> tuple[str, ...]:
+    return tuple(name for name, _ in FLAG.findall(text.partition("\nexamples:")[0]))
+
+
+@cache
+def _taken(text: str) -> dict[str, str]:
+    """What each flag takes."""
+    return dict(TAKES.findall(text))
 
 
 def _chosen(flags: Sequence[str]) -> set[str]:
@@ -179,7 +187,7 @@ def wrong_value(command: str, arguments: Sequence[str]) -> str | None:
     """Complaint about the first value that the page's flag does not take; None where there is none, or no page."""
     if (text := page(command)) is None:
         return None
-    takes, tables = dict(TAKES.findall(text)), _chosen(_flags_of(text))
+    takes, tables = _taken(text), _chosen(_flags_of(text))
     for argument, following in zip(arguments, [*arguments, "--"][1:], strict=True):
         given_name, equals, value = argument.partition("=")
         name = given_name.replace("_", "-")

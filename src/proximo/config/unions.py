@@ -53,11 +53,14 @@ def is_choice(kind: Any) -> bool:
 
 def given_fields(kind: type) -> Iterator[tuple[dataclasses.Field[Any], Any]]:
     """Every field that can be given, with its resolved type."""
-    hints = typing.get_type_hints(kind)
-    for field in dataclasses.fields(kind):
-        if field.init:
-            assert field.name != RESERVED, f"{kind.__name__}.type would hide which class a table is"
-            yield field, hints[field.name]
+    yield from _given_fields(kind)
+
+
+@cache
+def _given_fields(kind: type) -> tuple[tuple[dataclasses.Field[Any], Any], ...]:
+    hints, fields = typing.get_type_hints(kind), [field for field in dataclasses.fields(kind) if field.init]
+    assert all(field.name != RESERVED for field in fields), f"{kind.__name__}.type would hide which class a table is"
+    return tuple((field, hints[field.name]) for field in fields)
 
 
 def walk(value: object, path: str = "") -> Iterator[tuple[str, Any, object]]:
