@@ -46,6 +46,7 @@ ORDER = [
     "tests/samplers/test_samplers.py",
     "tests/samplers/embedded",
     "tests/rl/test_rollouts.py",
+    "tests/rl/test_curriculum.py",
     "tests/rl/test_grading.py",
     "tests/rl/test_episodes.py",
     "tests/rl/test_runs.py",

@@ -18,7 +18,7 @@ from proximo.learner.learner import Learner
 from proximo.learner.options import LearnerOptions
 from proximo.learner.passes import minibatches
 from proximo.learner.policy import PlainPolicy
-from proximo.losses import ConstantLength, IcePop, KeepAll, KeepMixed, SoftOverlong
+from proximo.losses import ConstantLength, IcePop, KeepAll, KeepCorrect, KeepMixed, SoftOverlong
 from proximo.losses.intervals import half_width, t_quantile_95
 from proximo.losses.pieces.credit import ProcessNormalized
 from proximo.losses.pieces.ratios import CurrentPolicy
@@ -126,6 +126,14 @@ def test_dead_groups_are_replaced_by_new_prompts_and_surplus_is_carried():
         DataCursor(8, carried=collected.groups[:1]), step=1, version=1
     )
     assert [group.problem.id for group in following.groups] == ["0", "8", "9", "10"]
+
+
+def test_groups_that_are_dropped_are_replaced_only_where_their_filter_asks_for_it():
+    """Rejection sampling leaves out groups without a right completion, and takes what is left."""
+    collected = collector(KeepCorrect()).collect(DataCursor(), step=0, version=0)
+    assert [group.problem.id for group in collected.groups] == ["0", "2"]
+    assert [group.problem.id for group in collected.dropped] == ["1", "3"]
+    assert (collected.rounds, collected.cursor) == (1, DataCursor(4))
 
 
 def test_groups_beyond_the_step_are_carried_over():
