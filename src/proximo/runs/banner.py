@@ -12,7 +12,7 @@ from proximo.system.safe_text import visible
 BannerLine = tuple[str, str]
 """A label, and its text; a text of several lines is one paragraph for each."""
 
-NARROW, WIDE = 60, 120
+NARROW, WIDE = 40, 120
 """Columns of the narrowest and the widest banner; one that goes to a file or a pipe is wide."""
 
 
@@ -47,11 +47,13 @@ def terminal_width() -> int:
     return min(max(columns, NARROW), WIDE)
 
 
-def folder_lines(folder: Path) -> list[BannerLine]:
-    """Where a run lies, and how to watch, stop and resume it."""
+def folder_lines(folder: str | Path) -> list[BannerLine]:
+    """Folder of a run, and the commands to watch, stop and resume it."""
     run = shlex.quote(str(folder))
     return [
         ("run folder", str(folder)),
-        ("watch", f"proximo watch {run}, or proximo view {run} for curves and every rollout in the browser"),
-        ("stop", f"Ctrl-C saves the run; proximo resume {run} goes on with it"),
+        (
+            "watch",
+            f"proximo watch {run}, or proximo view {run} in the browser; Ctrl-C saves, proximo resume {run} goes on",
+        ),
     ]
