@@ -7,7 +7,7 @@ from typing import Any
 
 from proximo.algorithms import explain
 from proximo.api.evaluating import task_name
-from proximo.api.planning import Fit, duration, fit_here
+from proximo.api.planning import Fit, fit_here
 from proximo.api.threads import machine_words
 from proximo.config.vocabulary import words_of
 from proximo.environments.kinds import Acting, EnvironmentOptions
@@ -23,6 +23,7 @@ from proximo.rl.preflight.preflight import Preflight
 from proximo.rl.preflight.prompts import PromptLengths, RenderedPrompt, prompt_lengths, rendered_prompt
 from proximo.rl.progress import prompt_text
 from proximo.runs.banner import BannerLine, banner, folder_lines
+from proximo.runs.pace import duration
 from proximo.system.safe_text import counted, quoted
 from proximo.tasks import TaskOptions
 

@@ -14,6 +14,7 @@ from proximo.planning.shapes import read_shape
 from proximo.recipes.defaults import longest_prompt
 from proximo.rl.config import RunConfig
 from proximo.rl.preflight.estimate import MemoryEstimate
+from proximo.runs.pace import duration
 
 PROMPT_TOKENS = 512
 """Tokens of a prompt, where nothing else is said."""
@@ -136,14 +137,3 @@ def _smaller_passes(config: RunConfig, planned: RunPlan) -> int | None:
         if (tried.full if config.adapter is None else tried.lora).fits:
             return budget
     return None
-
-
-def duration(seconds: float) -> str:
-    """Example: 4.2 s, 12 min, 3.5 h."""
-    return (
-        f"{seconds:.2g} s"
-        if seconds < 90
-        else f"{seconds / 60:.0f} min"
-        if seconds < 5400
-        else f"{seconds / 3600:.1f} h"
-    )

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Protocol, runtime_checkable
 
+from proximo.runs.pace import Pace
 from proximo.runs.records import Collected, Evaluation
 from proximo.system.safe_text import MAX_SHOWN, counted, visible
 from proximo.types import Problem
@@ -28,17 +29,19 @@ class ProgressLines:
     """One line per step, for logs and pipes."""
 
     def __init__(self) -> None:
-        self.steps = 0
+        self.steps, self._pace = 0, Pace()
 
     def start(self, steps: int, before: Evaluation) -> None:
         self.steps = steps
+        self._pace.start(steps)
         if before.problems:
             self._say(f"held-out {measure(before)} before: {share(before)}")
 
     def stepped(
         self, step: int, metrics: Mapping[str, float], seconds: Mapping[str, float], collected: Collected
     ) -> None:
-        self._say(f"step {step}/{self.steps}  {summary(metrics)}  {sum(seconds.values()):.1f} s")
+        took, left = speed(seconds, collected), self._pace.left(step)
+        self._say("  ".join(filter(None, [f"step {step}/{self.steps}", summary(metrics), took, left])))
 
     def evaluated(self, step: int, evaluation: Evaluation) -> None:
         self._say(f"held-out {measure(evaluation)} after step {step}: {share(evaluation)}")
@@ -67,7 +70,16 @@ def summary(metrics: Mapping[str, float]) -> str:
         ]
     if metrics["dead_groups"]:
         parts.append(f"no-signal groups {metrics['dead_groups']:.0%}")
+    if "learning_rate" in metrics:
+        parts.append(f"lr {metrics['learning_rate']:.3g}")
     return "  ".join(parts)
+
+
+def speed(seconds: Mapping[str, float], collected: Collected) -> str:
+    """Seconds of a step, and the tokens that were sampled in each of them."""
+    took = sum(seconds.values())
+    rate = f"{collected.sampled_tokens / took:,.0f} tokens/s  " if took else ""
+    return f"{rate}{took:.1f} s"
 
 
 def prompt_text(problem: Problem) -> str:

@@ -38,11 +38,12 @@ from proximo.insight.doctor.checkup import standing, summary
 from proximo.recipes.pipeline import PipelineConfig
 from proximo.rl.config import RunConfig
 from proximo.rl.preflight.preflight import rehearse
-from proximo.rl.progress import Progress, ProgressLines, gain, measure, prompt_text, share, sparkline
+from proximo.rl.progress import Progress, ProgressLines, gain, measure, prompt_text, share, sparkline, speed
 from proximo.rl.progress import summary as step_summary
 from proximo.rl.result import RunResult
 from proximo.runs.banner import banner, terminal_width
 from proximo.runs.checkpoints import step_of
+from proximo.runs.pace import Pace
 from proximo.runs.records import Collected, Evaluation
 from proximo.runs.session import RunSession
 from proximo.runs.tracking.trackers import CHOICES
@@ -242,10 +243,11 @@ class LiveView:
     def __init__(self) -> None:
         self.console = Console(stderr=True)
         self.live = Live(console=self.console, refresh_per_second=4, transient=True)
-        self.steps, self.outcomes, self.before = 0, [], None
+        self.steps, self.outcomes, self.pace = 0, [], Pace()
 
     def start(self, steps: int, before: Evaluation) -> None:
-        self.steps, self.before = steps, before
+        self.steps = steps
+        self.pace.start(steps)
         if before.problems:
             self.console.print(f"held-out {measure(before)} before: {share(before)}", highlight=False)
         self.live.start()
@@ -258,7 +260,7 @@ class LiveView:
         bar.add_row(
             f"step {step}/{self.steps}",
             ProgressBar(self.steps, step, width=40),
-            f"{sum(seconds.values()):.1f} s a step",
+            "  ".join(filter(None, [speed(seconds, collected), self.pace.left(step)])),
         )
         sample = Text()
         if collected.groups:
