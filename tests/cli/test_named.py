@@ -94,9 +94,15 @@ def test_resume_goes_on_with_a_runs_own_config(model, data, tmp_path, capsys):
     before = Path(run, "metrics.jsonl").read_text()
     capsys.readouterr()
     assert main(["resume", run]) == 0
-    assert "this run is finished" in capsys.readouterr().err
-    assert main(["resume", run, "--steps", "2", "--allow-change", "steps"]) == 0
+    assert f"this run is finished; for more: proximo resume {run} --steps N, or" in capsys.readouterr().err
+    assert main(["resume", run, "--steps", "2"]) == 0
     assert len(Path(run, "metrics.jsonl").read_text().splitlines()) == len(before.splitlines()) + 1
+    out = capsys.readouterr().out
+    for command in ("view", "eval", "chat", "export", f"resume {run} --steps 4"):
+        assert f"proximo {command}" in out
+    assert "steps was 2, now 1  (--allow-change steps)" in refusal(["resume", run, "--steps", "1"], capsys)
+    both = ["resume", run, "--steps", "3", "--seed", "1"]
+    assert "seed was 0, now 1  (--allow-change seed)" in refusal(both, capsys)
     assert f"proximo resume {run}" in refusal(["train", "--steps", "2", "--run", run], capsys)
 
 

@@ -387,7 +387,8 @@ def _banner(
 def _kept(config: RunConfig, session: RunSession, say: Say) -> RunResult:
     assert session.result is not None
     field = "steps" if config.max_generated_tokens is None else "max_generated_tokens"
-    say(f"{session.folder}: this run is finished; more steps: `{field}=N` `allow_change=['{field}']`")
+    more = f"proximo resume {session.folder} --steps N, or " if field == "steps" else ""
+    say(f"{session.folder}: this run is finished; for more: {more}`{field}=N` with `allow_change=['{field}']`")
     path = resolve(config.model)
     check_prompts(config, path, load_tokenizer(path))  # what was left out of the data is left out again
     return RunResult.from_dict(session.result, session.folder, config.task, config.seed)

@@ -68,7 +68,7 @@ Train language models by reinforcement learning, and see what each update did.
                        train algorithms or configs with several seeds and an equal budget; report what is noise
   proximo study [NAME] [--quick] [--processes N] [--out DIR] [--minutes N] [--dry-run]
                        test a published claim with paired seeds and controls; without NAME, list all with their state
-  proximo resume RUN [--steps N --allow-change steps] [--field VALUE ...]
+  proximo resume RUN [--steps N] [--field VALUE ...]
                        go on with a run that ended early, with its own config
   proximo fork RUN [--at STEP] [--algorithm NAME] [--run DIR] [--field VALUE ...]
                        continue a run from one of its checkpoints in another folder, with something changed

@@ -1,26 +1,29 @@
 """`proximo resume`: go on with a run that ended early, by the command that began it."""
 
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from proximo.cli import run_command
-from proximo.cli.arguments import refuse, refusing, take
+from proximo.cli.arguments import refuse, refusing, take, take_number
 from proximo.runs.run_json import config_damage, read_record
 from proximo.system.opening import read_text, without_links
 
-USAGE = """usage: proximo resume RUN [--steps N --allow-change steps] [--field VALUE ...]
+USAGE = """usage: proximo resume RUN [--steps N] [--field VALUE ...]
 
 Go on with a run that ended early, from its newest checkpoint and with its own config.
 
 RUN is the folder of a run of train, fork, sft, dpo or reward-model. It does what repeating the run's command with the
-same --run does, and takes that command's flags: --track NAME, --notify URL, --ranks N, --accept-lost-rows,
---allow-change FIELD with a field that is to change, --json. Code of your own that its config names is loaded if you
-have run it with this run before, or with --load-code. Rounds, comparisons and pipelines resume by repeating their
-command.
+same --run does, and takes that command's flags: --track NAME, --notify URL, --ranks N, --accept-lost-rows, --json.
+More --steps than a run of train had need no more than that; any other field that is to change is named, too:
+--allow-change FIELD. Code of your own that its config names is loaded if you have run it with this run before, or with
+--load-code. Rounds, comparisons and pipelines resume by repeating their command.
 
 examples:
   proximo resume runs/a
-  proximo resume runs/a --steps 300 --allow-change steps    more steps than it had
+  proximo resume runs/a --steps 300                          more steps than it had
+  proximo resume runs/a --lr 1e-6 --allow-change training.learning_rate
 """
 
 
@@ -30,18 +33,31 @@ def run(arguments: list[str]) -> int:
     folder = without_links(arguments.pop(0))
     if (other := take(arguments, "--run")) is not None:
         refuse(f"--run {other}: resume goes on in {folder}; to begin another run there, proximo fork {folder}")
-    return run_command(_command(folder), [str(folder / "config.toml"), *arguments, "--run", str(folder)])
+    tables = _tables(folder)
+    allowed = ["--allow-change", "steps"] * _has_more_steps(tables, arguments)
+    command = _command(folder, tables)
+    return run_command(command, [str(folder / "config.toml"), *arguments, *allowed, "--run", str(folder)])
 
 
-def _command(folder: Path) -> str:
-    """The command that began a run, by what its config has."""
+def _has_more_steps(tables: Mapping[str, Any], arguments: list[str]) -> bool:
+    """True if the arguments give a run of train more steps than it had, which needs no permission."""
+    steps, had = take_number(list(arguments), "--steps", int), tables.get("steps")
+    return steps is not None and "algorithm" in tables and isinstance(had, int) and steps > had
+
+
+def _tables(folder: Path) -> dict[str, Any]:
+    """The config of a run, as its folder has it."""
     with refusing():
         record = read_record(folder) if folder.is_dir() else None
         if record is not None and (damage := config_damage(folder, record)):
             raise ValueError(f"{folder}: {damage}")
     if record is None:
         refuse(f"{folder} holds no run: give the folder of one, such as runs/demo")
-    tables = tomllib.loads(read_text(folder / "config.toml"))  # as read_record has read it
+    return tomllib.loads(read_text(folder / "config.toml"))  # as read_record has read it
+
+
+def _command(folder: Path, tables: Mapping[str, Any]) -> str:
+    """The command that began a run, by what its config has."""
     if "algorithm" in tables:
         return "train"
     if "dynamic" in tables:

@@ -41,7 +41,7 @@ from proximo.rl.preflight.preflight import rehearse
 from proximo.rl.progress import Progress, ProgressLines, gain, measure, prompt_text, share, sparkline, speed
 from proximo.rl.progress import summary as step_summary
 from proximo.rl.result import RunResult
-from proximo.runs.banner import banner, terminal_width
+from proximo.runs.banner import BannerLine, banner, terminal_width
 from proximo.runs.checkpoints import step_of
 from proximo.runs.pace import Pace
 from proximo.runs.records import Collected, Evaluation
@@ -74,6 +74,10 @@ EXAMPLES = """examples:
   proximo train --track tensorboard wandb --run runs/a  local event files, and wandb (offline unless logged in)
   proximo train --algorithm.gate.type SoftGate --help   the fields of another piece
 """
+
+
+UNWRAPPED = 10_000
+"""Columns of lines that are to be copied, which a terminal may wrap itself."""
 
 
 def run(arguments: list[str]) -> int:
@@ -228,10 +232,24 @@ def _print_result(path: Path, outcome: RunResult, as_json: bool) -> None:
         print(f"the result is the best checkpoint, step {step_of(outcome.checkpoint)}; the last is {outcome.last}")
     if outcome.better is not None:
         print(f"better than the last: {outcome.better}")
-    print(f"\nrun folder  {path}")
-    print(f"the model   {outcome.checkpoint}")
-    print(f"next        proximo eval {shlex.quote(str(outcome.checkpoint))}")
-    print(f"            proximo view {shlex.quote(str(path))}    curves and every rollout in the browser")
+    print("\n" + "\n".join(banner(_next(path, outcome), UNWRAPPED)))
+
+
+def _next(path: Path, outcome: RunResult) -> list[BannerLine]:
+    """Labels and texts of what lies where, and of what can be done with it."""
+    run, model = shlex.quote(str(path)), shlex.quote(str(outcome.checkpoint))
+    steps = step_of(outcome.last or outcome.checkpoint)
+    commands = {
+        f"proximo view {run}": "curves and every rollout in the browser",
+        f"proximo eval {model}": "again, or on other problems with --data",
+        f"proximo chat {model}": "ask it yourself",
+        f"proximo export {model} --out {run}-model": "for transformers, vLLM or llama.cpp",
+    }
+    if not outcome.ended:
+        commands[f"proximo resume {run} --steps {2 * steps}"] = "train on"
+    width = max(map(len, commands))
+    shown = "\n".join(f"{command:<{width}}  {what}" for command, what in commands.items())
+    return [("run folder", str(path)), ("the model", str(outcome.checkpoint)), ("next", shown)]
 
 
 # The view of a run in a terminal
