@@ -242,3 +242,36 @@ def test_data_for_an_environment_that_rewards_need_no_answers(folder, tmp_path, 
     with pytest.raises(SystemExit):  # tools reward nothing
         main([*command, "--environment.tools", "proximo.environments.examples:calculate", "--dry-run"])
     assert "with no answers in" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("no_weights")
+def test_eval_says_what_it_would_ask_and_loads_no_weights(folder, tmp_path, capsys):
+    data = sums(tmp_path / "sums.jsonl")
+    flags = ["eval", folder, "--data", data, "--samples", "4", "--max-tokens", "5", "--temperature", "0.5"]
+    assert main([*flags, "--dry-run"]) == 0
+    printed = capsys.readouterr().out
+    assert re.search(rf"^model    {folder}: [\d.]+ k parameters; float32 on cpu$", printed, re.MULTILINE)
+    assert re.search(
+        r"^data     File .*: 0 to train on, 40 held out$", printed.replace("\n" + " " * 9, " "), re.MULTILINE
+    )
+    assert "\nprompt   4 tokens, '0+1='\n" in printed
+    assert "40 problems from the held-out ones: once greedily for accuracy, and 4 times at temperature 0.5" in printed
+    assert main([*flags, "--dry-run", "--json"]) == 0
+    planned = json.loads(capsys.readouterr().out)
+    assert planned["config"]["sampling"]["max_tokens"] == 5
+    assert "prompt: 4 tokens, '0+1='" in planned["notes"]
+
+
+@pytest.mark.usefixtures("no_weights")
+@pytest.mark.parametrize(
+    ("flags", "error"),
+    [
+        (["--problems", "0"], "problems is 0: give at least 1"),
+        (["--max-tokens", "5000"], "sampling.max_tokens is 5000, which leaves no room for a prompt"),
+        (["--split", "train"], "task has no train problems to ask"),
+        (["--device", "cuda:9"], "device"),
+    ],
+)
+def test_a_dry_run_of_eval_refuses_as_eval_does(flags, error, folder, tmp_path, capsys):
+    data = sums(tmp_path / "sums.jsonl")
+    assert error in refusal(["eval", folder, "--data", data, *flags, "--dry-run"], capsys)

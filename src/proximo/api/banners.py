@@ -1,4 +1,4 @@
-"""The banner of a run of `train`: what it will do, before its first evaluation and with `--dry-run`."""
+"""The banner of a run of `train` and of an evaluation: what it will do, before it does it and with `--dry-run`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from proximo.algorithms import explain
-from proximo.api.evaluating import task_name
+from proximo.api.evaluating import EvalConfig, EvalRehearsal, task_name
+from proximo.api.evaluation.models import Candidate
 from proximo.api.planning import Fit, fit_here
 from proximo.api.threads import machine_words
 from proximo.config.vocabulary import words_of
@@ -18,7 +19,7 @@ from proximo.models.model_types import PreTrainedTokenizerBase
 from proximo.recipes.defaults import Default
 from proximo.rl.config import RunConfig
 from proximo.rl.preflight.calibration import Calibration, Probe
-from proximo.rl.preflight.estimate import MemoryEstimate, batch_lines, memory
+from proximo.rl.preflight.estimate import MemoryEstimate, batch_lines, memory, size_of
 from proximo.rl.preflight.preflight import Preflight
 from proximo.rl.preflight.prompts import PromptLengths, RenderedPrompt, prompt_lengths, rendered_prompt
 from proximo.rl.progress import prompt_text
@@ -89,6 +90,43 @@ def run_lines(
     ]
 
 
+def evaluation_lines(
+    models: Sequence[Candidate], rehearsals: Sequence[EvalRehearsal], config: EvalConfig
+) -> list[BannerLine]:
+    """Labels and texts of what an evaluation asks of which models."""
+    first = rehearsals[0]
+    asked = counted(min(config.problems, config.task.size(config.split) or config.problems), "problem")
+    split = "held-out" if config.split == "held_out" else "training"
+    return [
+        *(("model", _model(model, each, config)) for model, each in zip(models, rehearsals, strict=True)),
+        ("data", data_words(config.task, first.left_out)),
+        ("environment", _environment(config.environment)),
+        *prompt_lines(
+            rendered_prompt(config, first.tokenizer, config.split),
+            prompt_lengths(config, first.tokenizer, config.split),
+            first.path,
+        ),
+        ("asked", f"{asked} from the {split} ones: {_sampling(config)}"),
+    ]
+
+
+def _model(model: Candidate, rehearsal: EvalRehearsal, config: EvalConfig) -> str:
+    return f"{model.label}: {size_of(rehearsal.parameters)} parameters; {_precision(config)}"
+
+
+def _sampling(config: EvalConfig) -> str:
+    """How often, and how, each problem is answered."""
+    sampling, k = config.sampling, config.samples
+    limit = f"completions of at most {sampling.max_tokens:,} tokens"
+    stop = f", ended by {', '.join(quoted(each, 40) for each in sampling.stop)}" if sampling.stop else ""
+    cut = [f"{name} {value:g}" for name, value in (("top_p", sampling.top_p), ("min_p", sampling.min_p)) if value % 1]
+    drawn = ", ".join(
+        [f"temperature {sampling.temperature:g}", *cut, *([f"top_k {sampling.top_k}"] * bool(sampling.top_k))]
+    )
+    more = f" for accuracy, and {k} times at {drawn} for mean@{k} and pass@{k}" if k else ""
+    return f"once greedily{more}, {limit}{stop}"
+
+
 def _environment(environment: EnvironmentOptions) -> str:
     """An environment of several turns, without fields that are as they always are."""
     if not isinstance(environment, Acting):
@@ -134,7 +172,7 @@ def details(config: RunConfig, plan: Planned) -> list[str]:
     return [f"memory: {plan.held.lines[1]}", f"machine: {machine_words(config.model, config.device)}"]
 
 
-def _precision(config: RunConfig) -> str:
+def _precision(config: RunConfig | EvalConfig) -> str:
     device = pick_device(config.device)
     return f"{str(pick_dtype(config.dtype, device)).removeprefix('torch.')} on {device}"
 

@@ -20,8 +20,10 @@ from proximo.config.trust.permission import OfRun
 from proximo.config.unions import classes, missing_members
 from proximo.environments.kinds import EnvironmentOptions, SingleTurn, played
 from proximo.insight.folder import RunFolder
-from proximo.models import Precision, load_tokenizer
-from proximo.models.loading import read_config
+from proximo.models import Precision, load_tokenizer, pick_device
+from proximo.models.loading import read_config, skeleton
+from proximo.models.model_types import PreTrainedTokenizerBase
+from proximo.models.safe_files import inspect
 from proximo.models.shipped import resolve
 from proximo.recipes.presets import PRESETS
 from proximo.rewards.grading import grading
@@ -148,10 +150,42 @@ def _task(given: TaskOptions | str) -> TaskOptions:
 def evaluated(name: str, config: EvalConfig, label: str | None = None) -> tuple[ModelResult, list[str]]:
     """The result, and how graders failed; ValueError where the model cannot be evaluated so. `label` is the model's
     name in tables and files."""
-    if config.problems < 1:
-        raise ValueError(f"problems is {config.problems}: give at least 1")
+    _refuse_none(config)
     with name_user_code(config):
         return _evaluated(name, config, label or name)
+
+
+def _refuse_none(config: EvalConfig) -> None:
+    if config.problems < 1:
+        raise ValueError(f"problems is {config.problems}: give at least 1")
+
+
+@dataclass(frozen=True)
+class EvalRehearsal:
+    """Results of what an evaluation does before it loads weights."""
+
+    path: str
+    """Folder or hub id of the model."""
+    device: str
+    tokenizer: PreTrainedTokenizerBase
+    left_out: list[str]
+    """Rows of the data that are skipped, with the reason."""
+    parameters: int
+
+
+def rehearse_evaluation(name: str, config: EvalConfig) -> EvalRehearsal:
+    """Refuse what an evaluation of a model would refuse before it loads weights."""
+    _refuse_none(config)
+    with name_user_code(config):
+        path = resolve(name)
+        device, tokenizer = pick_device(config.device), load_tokenizer(path)
+        left_out = check_prompts(config, path, tokenizer)
+        if Path(path).is_dir():
+            inspect(Path(path), weights=True)
+        if config.task.size(config.split) == 0:
+            raise ValueError(f"task has no {config.split} problems to ask: hold some out, or set split to another")
+        parameters = sum(each.numel() for each in skeleton(path).parameters())
+        return EvalRehearsal(path, device, tokenizer, left_out, parameters)
 
 
 def _evaluated(name: str, config: EvalConfig, label: str) -> tuple[ModelResult, list[str]]:

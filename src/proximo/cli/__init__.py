@@ -91,7 +91,7 @@ Train language models by reinforcement learning, and see what each update did.
 Every command has --help; proximo --version prints the version, and
 proximo --print-completion bash|zsh|fish a script that completes commands, flags and their values with the Tab key.
 --json (of most commands; their --help says so) prints the result as JSON on stdout, progress on stderr.
---dry-run (train, compare, study) checks and prints what would run without starting it.
+--dry-run (train, eval, compare, study) checks and prints what would run without starting it.
 Repeating a command with the same --run resumes a run that ended early. On resume, --allow-change FIELD permits a
 changed field, and --accept-lost-rows (also of compare) continues although metrics.jsonl or ledger.jsonl has lost rows.
 --load-code (of every command that reads a run, a model or a config) permits the code that a run folder's config names:

@@ -17,6 +17,7 @@ from proximo.models.values import OwnModel
 from proximo.rewards.grading import grading
 from proximo.rl.config import RunConfig, TrainingOptions, ValueOptions, steps_of
 from proximo.rl.preflight.calibration import probed
+from proximo.rl.preflight.estimate import size_of
 from proximo.tasks import Task
 from proximo.types import Problem
 
@@ -211,7 +212,7 @@ def _max_tokens(traits: RunTraits) -> Default:
 def learning_rate(parameters: float, *, has_adapter: bool, is_new: bool = False) -> Default:
     """The policy's learning rate for a model of that size."""
     weights = "new weights, which nothing has trained yet" if is_new else "pretrained weights"
-    why = f"for {weights}, {_counted(parameters)} of them; {_READINGS}"
+    why = f"for {weights}, {size_of(parameters)} of them; {_READINGS}"
     rate = _whole_rate(parameters, is_new)
     if has_adapter:
         rate, why = rate * LORA, f"{why}; ten times that of the whole model, as a LoRA adapter is trained"
@@ -349,11 +350,3 @@ def _longest_prompt(tokenizer: PreTrainedTokenizerBase, problems: Sequence[Probl
 def _longest(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> int:
     longest = sorted(texts, key=len)[-TOKENIZED:]
     return max(len(tokenizer(text, add_special_tokens=False)["input_ids"]) for text in longest)
-
-
-def _counted(parameters: float) -> str:
-    """Example: 1.5 B, 135 M, 22 k."""
-    for unit, letter in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
-        if parameters >= unit:
-            return f"{parameters / unit:.3g} {letter}"
-    return f"{parameters:.0f}"

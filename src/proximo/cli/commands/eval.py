@@ -4,7 +4,17 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-from proximo.api.evaluating import EvalConfig, evaluated, on_all, on_data, own_evaluation, shipped_evaluation, task_name
+from proximo.api.banners import evaluation_lines
+from proximo.api.evaluating import (
+    EvalConfig,
+    evaluated,
+    on_all,
+    on_data,
+    own_evaluation,
+    rehearse_evaluation,
+    shipped_evaluation,
+    task_name,
+)
 from proximo.api.evaluation.files import check_file, write_rows
 from proximo.api.evaluation.models import Candidate, candidates
 from proximo.api.evaluation.results import ModelResult
@@ -12,7 +22,12 @@ from proximo.api.evaluation.table import pass_line, table
 from proximo.cli.arguments import asks_for_help, refusing, say, take, take_models, take_several, take_switch
 from proximo.cli.data import is_rewarded, take_environment, take_task
 from proximo.cli.flags import changed
+from proximo.config import toml
+from proximo.rl.preflight.preflight import skipped_line
 from proximo.rl.progress import measure, share
+from proximo.runs.banner import banner, terminal_width
+from proximo.system.safe_text import visible
+from proximo.tasks.sources.mixture import data_remarks
 
 HELP = """arguments of the command itself:
   MODEL ...            folders, run folders, checkpoints, hub ids or model names. A run brings its own settings; with
@@ -21,17 +36,18 @@ HELP = """arguments of the command itself:
   --data DATA          ask every row of a file, folder or hub id (see proximo train --help); a run on a file keeps its
                        columns and its reward
   --out FILE           write every completion to FILE, which ends in .jsonl, .json or .parquet
+  --dry-run            check the models and data, and print what would be asked, without loading weights
   --json               print the result as JSON on stdout: an object, or a list of them for several models
 examples:
   proximo eval tiny-arithmetic
   proximo eval runs/a --problems 200 --samples 8
   proximo eval runs/a runs/b --checkpoints all --out answers.jsonl
-  proximo eval runs/a --data test.jsonl
+  proximo eval runs/a --data test.jsonl --dry-run
 """
 
 
 def run(arguments: list[str]) -> int:
-    as_json = take_switch(arguments, "--json")
+    as_json, dry_run = take_switch(arguments, "--json"), take_switch(arguments, "--dry-run")
     checkpoints, out = take(arguments, "--checkpoints"), take(arguments, "--out")
     names = take_models(arguments, "proximo eval")
     with refusing():
@@ -39,9 +55,24 @@ def run(arguments: list[str]) -> int:
         config = _config(names, arguments)
         if out is not None:
             check_file(Path(out))
+        if dry_run:
+            _print_plan(models, config, as_json)
+            return 0
         results = _evaluated(models, config, out)
     _print(results, as_json)
     return 0
+
+
+def _print_plan(models: list[Candidate], config: EvalConfig, as_json: bool) -> None:
+    """Print what would be asked; what the evaluation would refuse before it loads weights is refused."""
+    rehearsals = [rehearse_evaluation(each.name, config) for each in models]
+    lines = evaluation_lines(models, rehearsals, config)
+    notes = [*data_remarks(config.task), *skipped_line(rehearsals[0].left_out)]
+    if as_json:
+        labelled = [f"{label}: {text}" for label, text in lines if text]
+        print(json.dumps({"config": toml.plain(config), "notes": [*labelled, *notes]}))
+        return
+    print("\n".join([*banner(lines, terminal_width()), *map(visible, notes)]))
 
 
 def _config(names: list[str], arguments: list[str]) -> EvalConfig:
@@ -62,7 +93,7 @@ def _config(names: list[str], arguments: list[str]) -> EvalConfig:
         _on_given(base, names[0] if names else "", arguments),
         arguments,
         prog="proximo eval",
-        usage="MODEL ... [--checkpoints STEPS] [--data DATA] [--out FILE] [--json]",
+        usage="MODEL ... [--checkpoints STEPS] [--data DATA] [--out FILE] [--dry-run] [--json]",
         description="Measure the accuracy of one or more models on a task's held-out problems.",
         help_more=HELP,
     )

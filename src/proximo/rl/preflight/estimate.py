@@ -163,7 +163,7 @@ def memory(config: RunConfig) -> MemoryEstimate:
     bytes_held = sum(model.bytes(dtype, moments) for model in held)
     activations = _activations(config, device, dtype, bytes_held)
     there = free_bytes(device) if device.type == "cuda" else machine_bytes()
-    parts = [f"{model.role} ({_size(model.parameters)}, {_standing(model, config)})" for model in held]
+    parts = [f"{model.role} ({size_of(model.parameters)}, {_standing(model, config)})" for model in held]
     masters = ", float32 masters" if dtype in HALVES else ""
     lines = [
         ", ".join(parts),
@@ -173,10 +173,12 @@ def memory(config: RunConfig) -> MemoryEstimate:
     return MemoryEstimate(held, bytes_held, there, lines)
 
 
-def _size(parameters: int) -> str:
+def size_of(parameters: float) -> str:
     """Example: 1.54 B, 135 M, 22 k."""
-    units = ((1e9, "B"), (1e6, "M"), (1e3, "k"))
-    return next((f"{parameters / unit:.3g} {letter}" for unit, letter in units if parameters >= unit), str(parameters))
+    for unit, letter in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if parameters >= unit:
+            return f"{parameters / unit:.3g} {letter}"
+    return f"{parameters:.0f}"
 
 
 def _form(moments: Moments) -> str:
