@@ -125,3 +125,10 @@ def test_wrong_input_is_one_line_with_the_remedy(call, error, line):
 def test_one_reward_function_needs_no_list():
     assert with_rewards(small(), length) == with_rewards(small(), [length])
     assert with_rewards(small(), ExactMatch()) == with_rewards(small(), [ExactMatch()])
+
+
+def test_the_help_of_train_fits_a_screen():
+    """What `help(proximo.train)` prints in an interpreter: 45 lines, as a terminal of 120 columns wraps them."""
+    title, _, *lines = pydoc.plain(pydoc.render_doc(proximo.train)).splitlines()
+    assert title.startswith("Python Library Documentation")
+    assert sum(max(1, -(-len(line) // 120)) for line in lines) <= 45

@@ -10,7 +10,7 @@ from proximo.algorithms import Algorithm, explain
 from proximo.api.banners import Opening, planned, run_banner
 from proximo.api.folders import PathLike, attempted, folder_for, suit_session
 from proximo.api.messages import Say, keep_quiet, say
-from proximo.api.progress import Log, ObservedProgress, OnStep, Silent
+from proximo.api.progress import Log, ObservedProgress, OnStep, Silent, progress_here
 from proximo.api.rewards import Rewards, is_scored, with_rewards
 from proximo.api.run import TrainedRun, algorithm_of
 from proximo.api.settings import Settings, as_lora, refuse_unknown, with_settings
@@ -33,7 +33,7 @@ from proximo.rl.plugin_errors import name_user_code
 from proximo.rl.preflight.calibration import Calibration
 from proximo.rl.preflight.preflight import Preflight, preflight
 from proximo.rl.preflight.prompts import check_prompts
-from proximo.rl.progress import Progress, ProgressLines
+from proximo.rl.progress import Progress
 from proximo.rl.result import RunResult, refuse_fewer_steps
 from proximo.rl.run import Run
 from proximo.runs.checkpoints import step_of
@@ -104,7 +104,7 @@ def train(
     resume            False: refuse a folder that is not empty
     allow_change      fields that may differ from how the run in the folder began, such as ["steps"]
     accept_lost_rows  resume although metrics.jsonl or ledger.jsonl has lost rows
-    quiet             no lines on stderr, which say what was chosen, and why
+    quiet             no lines on stderr, which say what will be trained, why so, and how far it is
 
     Ctrl-C saves the run. ValueError says in a line what cannot be run, before a model is loaded where possible.
 
@@ -173,7 +173,7 @@ def train_in(
     refuse_values(config)
     track = [track] if isinstance(track, str) else track
     check_names(track)
-    observed = ObservedProgress(Silent() if quiet else ProgressLines(), on_step or (lambda step, metrics: None))
+    observed = ObservedProgress(Silent() if quiet else progress_here(), on_step or (lambda step, metrics: None))
     folder = folder_for(run, explain.nearest(config.algorithm).name)
     elsewhere = on_processes(
         config, folder, on_step, resume, allow_change or (), accept_lost, track, webhook, quiet=quiet

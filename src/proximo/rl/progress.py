@@ -82,6 +82,15 @@ def speed(seconds: Mapping[str, float], collected: Collected) -> str:
     return f"{rate}{took:.1f} s"
 
 
+def best_sample(collected: Collected) -> tuple[str, float] | None:
+    """Prompt and best completion of a step's first group, and its task score; None where there was no group."""
+    if not collected.groups:
+        return None
+    group = collected.groups[0]
+    best = max(group.rollouts, key=lambda rollout: rollout.grade.reward)
+    return visible(f"{prompt_text(group.problem)}{best.completion.text}".strip(), 200), best.grade.outcome
+
+
 def prompt_text(problem: Problem) -> str:
     """The prompt, or the last turn of a conversation."""
     return problem.prompt if isinstance(problem.prompt, str) else problem.prompt[-1]["content"]

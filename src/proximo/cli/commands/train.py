@@ -38,7 +38,17 @@ from proximo.insight.doctor.checkup import standing, summary
 from proximo.recipes.pipeline import PipelineConfig
 from proximo.rl.config import RunConfig
 from proximo.rl.preflight.preflight import rehearse
-from proximo.rl.progress import Progress, ProgressLines, gain, measure, prompt_text, share, sparkline, speed
+from proximo.rl.progress import (
+    Progress,
+    ProgressLines,
+    best_sample,
+    gain,
+    measure,
+    prompt_text,
+    share,
+    sparkline,
+    speed,
+)
 from proximo.rl.progress import summary as step_summary
 from proximo.rl.result import RunResult
 from proximo.runs.banner import BannerLine, banner, terminal_width
@@ -281,11 +291,9 @@ class LiveView:
             "  ".join(filter(None, [speed(seconds, collected), self.pace.left(step)])),
         )
         sample = Text()
-        if collected.groups:
-            group = collected.groups[0]
-            best = max(group.rollouts, key=lambda rollout: rollout.grade.reward)
-            sample = Text(visible(f"{prompt_text(group.problem)}{best.completion.text}".strip(), 200), style="italic")
-            sample.append(f"   task score {best.grade.outcome:g}", style="dim")
+        if (best := best_sample(collected)) is not None:
+            sample = Text(best[0], style="italic")
+            sample.append(f"   task score {best[1]:g}", style="dim")
         self.live.update(
             Stack(
                 bar, Text(f"task score {sparkline(self.outcomes)}", style="cyan"), Text(step_summary(metrics)), sample
