@@ -1,5 +1,6 @@
 """Documentation that cannot rot: its code is run, its excerpts are in the source, its commands exist."""
 
+import io
 import re
 import shlex
 import sys
@@ -81,6 +82,7 @@ def test_page_works_from_top_to_bottom(page: Path, tmp_path, monkeypatch):
     monkeypatch.setattr(workers, "starter", RunStarter)
     monkeypatch.setattr(presets, "ARITHMETIC", FEWER)
     monkeypatch.setattr(processes, "PATIENCE", 300.0)  # trackers are idle processes, which a busy machine lets wait
+    monkeypatch.setattr("sys.stdin", io.StringIO("1\n"))  # the reader's keyboard
     torch.set_default_dtype(torch.float32)  # as a reader has it
     text = page.read_text()
     if "import Job, Limits, Sandbox" in text:

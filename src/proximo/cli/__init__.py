@@ -42,6 +42,8 @@ Train language models by reinforcement learning, and see what each update did.
                        write a model for transformers, vLLM, llama.cpp, peft or the hub, with a model card
   proximo pairs RUN --out PAIRS.jsonl [--steps A:B] [--by outcome|reward] [--old FILE --old-share X] [--seed N]
                        rank a run's completions: training data for reward-model or dpo
+  proximo rank RUN|FILE --out PAIRS.jsonl [--completions N] [--per-prompt N] [--steps A:B] [--seed N]
+                       rank completions yourself, some keys a prompt: training data for reward-model or dpo
   proximo iterate [PRESET | run.toml] --reward-model DIR --pairs FILE [--rounds N] [--run DIR] [--field VALUE ...]
                        train a policy and its reward model in turn: iterative GRPO
   proximo rate DATA --model MODEL --out FILE [--samples N] [--field VALUE ...]
