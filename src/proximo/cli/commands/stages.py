@@ -163,7 +163,14 @@ def _named(command: str, arguments: list[str], default: Config) -> Config:
         return _from_file(command, name, flags, type(default))
     if "--model" not in flags and not asks_for_help(arguments):
         refuse(f"{command} needs a model: --model MODEL, a folder, a run folder or a hub id{_none(default)}")
+    default = _with_model(default, arguments)
     return replace(default, data=DataFile(name)) if name else default
+
+
+def _with_model(config: Config, arguments: Sequence[str]) -> Config:
+    """The config with the model of the flags, which stay: an adapter put into the config would have none otherwise."""
+    model = take(list(arguments), "--model")
+    return config if model in (None, "None") else replace(config, model=model)
 
 
 def _from_file(command: str, name: str, flags: Sequence[str], kind: type[Config]) -> Config:
