@@ -8,7 +8,9 @@ from proximo.config.unions import with_fields
 from proximo.config.vocabulary import WORDS, field_of, foreign
 from proximo.models.adapters.lora import Lora
 from proximo.rl.config import RunConfig
+from proximo.rl.schedules import Given, with_schedules
 
+EXAMPLE = "linear:1.0:0.7"
 WITHOUT_TABLE = ("seed", "dtype")
 """Fields without a table that are settings, too."""
 LORA = ("r", "lora_alpha", "target_modules")
@@ -73,6 +75,15 @@ def with_settings(config: RunConfig, settings: Mapping[str, Any], more: Mapping[
         settings = {word: value for word, value in settings.items() if word != "lora"}
     named = {word if word in WITHOUT_TABLE else field_of("train", word): value for word, value in settings.items()}
     return with_fields(config, {field: value for field, value in named.items() if field} | dict(more))
+
+
+def scheduled(config: RunConfig, schedules: Mapping[str, Given] | None) -> RunConfig:
+    """The config with schedules for these fields, added to those that it has."""
+    if not schedules:
+        return config
+    if not isinstance(schedules, Mapping):
+        raise TypeError(f"schedules is {schedules!r}: give a dict of fields, such as {{'temperature': '{EXAMPLE}'}}")
+    return replace(config, schedules=with_schedules(schedules, config.schedules, config.steps))
 
 
 def as_lora(given: Any) -> Lora | None:

@@ -39,6 +39,7 @@ class Run:
         """`ranks`: where the run is one of several processes, what holds the policy on all of them."""
         self.config, self.folder, self.progress = config, folder, progress
         checked = preflight(config)
+        self.numbers = checked.numbers
         self.tokenizer: PreTrainedTokenizerBase = checked.tokenizer
         self.spelling = Spelling(self.tokenizer)
         self.left_out, self.waits_for = checked.left_out, checked.remarks
@@ -63,6 +64,7 @@ class Run:
             keep=config.algorithm.keep,
             seed=config.seed,
             environment=config.environment,
+            sampling_at=self.numbers.sampling,
         )
         self.timeline, self.stop = Timeline(), Stop()
         self.rollouts: Rollouts = build_rollouts(config, built, self.collector, self.timeline.lanes)

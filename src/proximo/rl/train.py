@@ -15,10 +15,12 @@ import torch
 from proximo.config import toml
 from proximo.learner.critic import kl_per_completion
 from proximo.learner.guard import Update
+from proximo.learner.learner import Learner
 from proximo.losses.advantage_inputs import shaped_rewards
 from proximo.models.out_of_memory import explaining_memory
 from proximo.rl.assemble import assemble, to_batch
 from proximo.rl.clock import LEARNER, Clock
+from proximo.rl.config import RunConfig
 from proximo.rl.evaluate import since_best
 from proximo.rl.metrics import clipping_metrics, kl_metrics, step_metrics
 from proximo.rl.preflight.preflight import skipped_line
@@ -226,11 +228,24 @@ class Step:
 
 
 def _scheduled(run: Run, index: int) -> float:
-    """Reset the reference if that is due, and set the step's learning rate."""
+    """Reset the reference if that is due, and set the step's numbers and its learning rate."""
     every = run.config.training.reset_reference_every
     if every is not None and index and index % every == 0:
         run.learner.policy.reset_reference()
+    if run.config.schedules:
+        _set_numbers(run.learner, run.numbers.at(index))
     return run.learner.set_learning_rate(index, policy_step=index - run.config.pretrain_steps)
+
+
+def _set_numbers(learner: Learner, config: RunConfig) -> None:
+    """Give the learner the numbers of a step's config."""
+    value = config.value_options
+    learner.set_numbers(
+        config.algorithm.with_length_limit(config.sampling.max_tokens),
+        config.training.for_learner(),
+        temperature=config.sampling.temperature,
+        value_learning_rate=value and value.rate(config.training.learning_rate),
+    )
 
 
 def _assembled(run: Run, collected: Collected, clock: Clock) -> Assembled | None:
@@ -306,6 +321,7 @@ def _metrics(run: Run, step: Step, everyone: Batch) -> dict[str, float]:
         is_whole=not config.sampling.truncates and not config.sampling.greedy,
         shaped=everyone.rewards if learner.algorithm.length_penalties else None,
     )
+    metrics |= run.numbers.logged(step.number - 1)
     if assembled is None:
         return metrics
     if trains_policy:

@@ -79,6 +79,7 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
         "updates": "number of updates in the step, skipped ones included",
         "skipped_updates": "number of updates that were not applied: gradient not finite, or a spike",
         "learning_rate": "learning rate of the policy in this step",
+        "schedule/…": "number of a field in this step, by its schedule; of a learning rate before the warm-up",
         "measured": "share of the trained tokens that the update metrics below cover; rows without an advantage may be "
         "left out",
         "loss": "loss of an update, all terms; its size says nothing about progress",
