@@ -28,6 +28,9 @@ DATA_FLAGS = """model, data and reward:
                         numbers that change from step to step, such as algorithm.gate.high=linear:0.28:0.2 or
                         temperature=cosine:1.0:0.7:50 (in 50 steps); also constant:VALUE, piecewise:VALUE:STEP:VALUE
                         and FILE.py:FUNCTION, called as f(step, steps)
+  --metrics FILE.py:FUNCTION ...
+                        measure what each step has sampled: f(prompts, completions, **columns) gives a list of numbers
+                        or a dict of such lists and of numbers, which are logged as user/NAME
 
 """
 TASK = "--task."

@@ -20,6 +20,7 @@ from proximo.losses.pieces.protocols import AdvantageTraits
 from proximo.models import Precision
 from proximo.models.adapters.lora import Lora
 from proximo.models.values import OwnLayers, ValueForm
+from proximo.rewards.metrics import Metric, check_metrics
 from proximo.rl.named_pieces import with_named_pieces
 from proximo.rl.reward_config import RewardMix, check_rewards, mixed_range
 from proximo.rl.schedules import Schedule
@@ -317,6 +318,8 @@ class RunConfig:
     schedules: Mapping[str, Schedule] | None = None
     """Schedules of numbers that change from step to step, by the dotted names of their fields: those of the algorithm,
     the learning rate, the sampling temperature. None: all stay as they are."""
+    metrics: tuple[Metric, ...] | None = None
+    """Functions that measure what each step has sampled, logged as `user/NAME`. None: none."""
 
     @property
     def pretrain_steps(self) -> int:
@@ -386,6 +389,7 @@ class RunConfig:
         check_rewards(self.task, self.rewards, self.algorithm, self.environment)
         self.algorithm.check_run(group_size=self.training.group_size, updates_per_batch=self.training.updates)
         check_fields(self)
+        check_metrics(self.metrics)
 
 
 def load_run(path: str, code: CodePermission | None = None) -> RunConfig:

@@ -10,6 +10,7 @@ from proximo.models.model_types import PreTrainedTokenizerBase
 from proximo.models.out_of_memory import explaining_memory
 from proximo.models.tokens.spelling import Spelling
 from proximo.rewards.grading import Grading
+from proximo.rewards.metrics import StepMeasures
 from proximo.rl.build import HoldsOnRanks, build_learner, build_rollouts
 from proximo.rl.clock import Timeline
 from proximo.rl.config import RunConfig
@@ -50,6 +51,8 @@ class Run:
         )
         self.grading = Grading(folder, None if config.workers is None else config.workers.open())
         """Failures and worker processes of this run's graders."""
+        self.measures = StepMeasures(config.metrics or (), self.grading)
+        self.measures.check()
         with self.grading.active():
             self.remarks = [*calibrate(self.task, config.seed), *config.penalty_remarks]
         built = build_learner(config, checked.path, checked.device, self.tokenizer, ranks)

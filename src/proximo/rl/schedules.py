@@ -142,7 +142,7 @@ class PythonSchedule:
 
 
 Schedule = Constant | Linear | Cosine | Piecewise | PythonSchedule
-Given = Schedule | str | float | Callable[[int, int], float]
+Changing = Schedule | str | float | Callable[[int, int], float]
 """A schedule as Python takes it: also a text such as "linear:0.28:0.2", a number, or a function f(step, steps)."""
 
 constant, linear, cosine, piecewise = Constant, Linear, Cosine, Piecewise
@@ -195,7 +195,7 @@ def _called(name: str, function: Callable[[int, int], Any], steps: int) -> list[
 # Schedules as they are given
 
 
-def schedule_of(given: Given, steps: int) -> Schedule:
+def schedule_of(given: Changing, steps: int) -> Schedule:
     """The schedule that a value in Python stands for; a function that no file holds is asked about all steps now.
 
     Example: schedule_of("linear:0.28:0.2", 100) == Linear(0.28, 0.2)
@@ -250,14 +250,14 @@ def _number(text: str) -> float:
 
 
 def with_schedules(
-    fields: Mapping[str, "Given"], held: Mapping[str, Schedule] | None, steps: int
+    fields: Mapping[str, Changing], held: Mapping[str, Schedule] | None, steps: int
 ) -> dict[str, Schedule]:
     """Schedules that a config has, and those that are given for its fields, or for the words that stand for these."""
     given = {_field(name): _schedule_for(name, each, steps) for name, each in fields.items()}
     return {**(held or {}), **given}
 
 
-def _schedule_for(name: str, given: "Given", steps: int) -> Schedule:
+def _schedule_for(name: str, given: Changing, steps: int) -> Schedule:
     try:
         return schedule_of(given, steps)
     except ValueError as error:

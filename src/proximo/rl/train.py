@@ -5,7 +5,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
@@ -94,10 +94,11 @@ def train_step(run: Run, index: int, cursor: DataCursor) -> Collected:
         with clock.phase("rollout"), explaining_memory(SAMPLE_LESS):
             collected = collect(run.rollouts, run.collector)
         clock.split("rollout", "grade", collected.grading_seconds)
+        measuring = run.measures.begin([*collected.groups, *collected.dropped])
         rate = _scheduled(run, index)
         assembled = _assembled(run, collected, clock)
     updates = _updated(run, assembled, index, clock)
-    step = Step(index + 1, cursor, version, collected, assembled, updates, rate)
+    step = Step(index + 1, cursor, version, collected, assembled, updates, rate, measuring())
     _report(run, step)
     _write(run, step, clock)
     if run.config.stop_on is None:  # else the run ends with its best checkpoint
@@ -225,6 +226,8 @@ class Step:
     """Batch of the step. None: there was no group to train on."""
     updates: Sequence[Update]
     learning_rate: float
+    measures: Mapping[str, float]
+    """Metrics of the user's own."""
 
 
 def _scheduled(run: Run, index: int) -> float:
@@ -286,6 +289,8 @@ def _report(run: Run, step: Step) -> None:
         notices += skipped_updates(run.folder, step.number, step.assembled.batch, step.updates)
     groups = [*collected.groups, *collected.dropped]
     run.monitor.after_step(step.number, groups, notices, run.rollouts.take_notices())
+    for line in run.measures.take_notices():
+        run.monitor.notify(step.number, "metric", line)
 
 
 def _write(run: Run, step: Step, clock: Clock) -> None:
@@ -321,7 +326,7 @@ def _metrics(run: Run, step: Step, everyone: Batch) -> dict[str, float]:
         is_whole=not config.sampling.truncates and not config.sampling.greedy,
         shaped=everyone.rewards if learner.algorithm.length_penalties else None,
     )
-    metrics |= run.numbers.logged(step.number - 1)
+    metrics |= run.numbers.logged(step.number - 1) | step.measures
     if assembled is None:
         return metrics
     if trains_policy:

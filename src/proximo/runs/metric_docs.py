@@ -160,6 +160,10 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
         "routing_drift_tokens": "share of the tokens for which that update changed at least one expert",
         "router_loss": "load-balancing loss of an update: how unevenly experts are used",
     },
+    "Metrics of your own": {
+        "user/…": "number that a function of `metrics` gives for the step, the mean where it gives one for each "
+        "completion; null where it fails or gives none",
+    },
     "Held-out problems, in separate rows": {
         "held_out/accuracy": "share of the greedy answers that are correct",
         "held_out/low": "lower end of the accuracy's 95 % interval (Wilson)",

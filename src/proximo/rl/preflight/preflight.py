@@ -22,6 +22,7 @@ from proximo.models.safe_files import inspect
 from proximo.models.shipped import resolve
 from proximo.models.values import OwnModel, check_form
 from proximo.rewards.grading import grading
+from proximo.rewards.metrics import StepMeasures
 from proximo.rewards.protocol import Checks
 from proximo.rl.config import EvaluationOptions, RunConfig
 from proximo.rl.mixed_reward import with_reward_models
@@ -93,9 +94,10 @@ def rehearse(config: RunConfig) -> list[str]:
     checked = preflight(config)
     shown = shown_prompt(config, checked.tokenizer)
     rows = [shown, *data_remarks(config.task), *skipped_line(checked.left_out), *checked.remarks]
-    if config.rewards.models:
-        return rows  # the models' weights would be loaded before the grader is calibrated
     with grading() as active:
+        StepMeasures(config.metrics or (), active).check()
+        if config.rewards.models:
+            return rows  # the models' weights would be loaded before the grader is calibrated
         task = played(config.task, config.environment, checked.tokenizer)
         remarks = calibrate(with_reward_models(task, config.rewards, checked.tokenizer, config.dtype), config.seed)
         return [*rows, *active.called(), *remarks]
