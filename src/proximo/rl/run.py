@@ -10,6 +10,7 @@ from proximo.models.model_types import PreTrainedTokenizerBase
 from proximo.models.out_of_memory import explaining_memory
 from proximo.models.tokens.spelling import Spelling
 from proximo.rewards.grading import Grading
+from proximo.rewards.metrics import StepMeasures
 from proximo.rl.build import HoldsOnRanks, build_learner, build_rollouts
 from proximo.rl.clock import Timeline
 from proximo.rl.config import RunConfig
@@ -39,6 +40,7 @@ class Run:
         """`ranks`: where the run is one of several processes, what holds the policy on all of them."""
         self.config, self.folder, self.progress = config, folder, progress
         checked = preflight(config)
+        self.numbers = checked.numbers
         self.tokenizer: PreTrainedTokenizerBase = checked.tokenizer
         self.spelling = Spelling(self.tokenizer)
         self.left_out, self.waits_for = checked.left_out, checked.remarks
@@ -49,6 +51,8 @@ class Run:
         )
         self.grading = Grading(folder, None if config.workers is None else config.workers.open())
         """Failures and worker processes of this run's graders."""
+        self.measures = StepMeasures(config.metrics or (), self.grading)
+        self.measures.check()
         with self.grading.active():
             self.remarks = [*calibrate(self.task, config.seed), *config.penalty_remarks]
         built = build_learner(config, checked.path, checked.device, self.tokenizer, ranks)
@@ -63,6 +67,7 @@ class Run:
             keep=config.algorithm.keep,
             seed=config.seed,
             environment=config.environment,
+            sampling_at=self.numbers.sampling,
         )
         self.timeline, self.stop = Timeline(), Stop()
         self.rollouts: Rollouts = build_rollouts(config, built, self.collector, self.timeline.lanes)
