@@ -78,7 +78,7 @@ def test_a_dry_run_prints_the_run_it_would_start(folder, capsys, tmp_path):
     printed = capsys.readouterr().out
     found = toml.loads(printed, RunConfig)
     assert (found.algorithm, found.model, found.training.learning_rate) == (GSPO, folder, 0.01)
-    assert "# a step: 16 prompts × 8 completions = 128 completions" in printed
+    assert "16 prompts × 8 completions = 128 of at most" in printed
     (tmp_path / "run.toml").write_text(printed)
     assert main(["train", str(tmp_path / "run.toml"), "--dry-run"]) == 0
     assert toml.loads(capsys.readouterr().out, RunConfig) == found
@@ -92,7 +92,11 @@ def test_a_dry_run_prints_the_run_it_would_start(folder, capsys, tmp_path):
 def test_train_prints_one_json_object_and_nothing_else(folder, tmp_path, capsys):
     run = tmp_path / "run"
     assert main(["train", "--model", folder, "--task.type", "Arithmetic", "--run", str(run), "--json", *TINY_RUN]) == 0
-    result = json.loads(capsys.readouterr().out)
+    printed = capsys.readouterr()
+    result = json.loads(printed.out)
+    said = printed.err.partition("held-out accuracy before")[0]
+    for label in ("model  ", "algorithm  ", "prompt  ", "reward  ", f"run folder     {run}\n", "watch  ", "chosen  "):
+        assert f"\n{label}" in f"\n{said}", label
     names = ["run", "steps", "checkpoint", "ended", "better"]
     names += ["held_out_before", "held_out_after", "generated_tokens", "seconds", "findings"]
     assert list(result) == names

@@ -100,7 +100,7 @@ def test_rows_are_kept_by_their_pass_rate(tmp_path: Path):
     assert data_remarks(kept) == data_remarks(Mixture((Source("sums", kept),))) == [line]
     assert data_remarks(File(path, held_out=0.0)) == []
     config = RunConfig(task=replace(kept, held_out=0.3), device="cpu", sampling=SamplingOptions(max_tokens=4))
-    assert any("task.keep_pass_rate leaves out" in remark for remark in rehearse(config))
+    assert any("task.keep_pass_rate leaves out" in remark for remark in rehearse(config).remarks)
     assert File(path, held_out=1.0, keep_pass_rate=(0.2, 0.5)).size("held_out") == 10
     unrated = File(sums(tmp_path / "y.jsonl", 2, pass_rate=None), held_out=0.0, keep_pass_rate=(0.0, 1.0))
     with pytest.raises(ValueError, match="no row is left for train"):

@@ -17,7 +17,7 @@ from proximo.rewards import ExactMatch, FormatReward, PythonFunction
 from proximo.rl.assemble import assemble
 from proximo.rl.config import RunConfig, TrainingOptions
 from proximo.rl.preflight.calibration import calibrate
-from proximo.rl.preflight.estimate import batch_arithmetic
+from proximo.rl.preflight.estimate import batch_lines
 from proximo.rl.progress import ProgressLines
 from proximo.rl.reward_config import RewardMix, RewardModel, WeightedRule
 from proximo.rl.run import Run
@@ -160,10 +160,10 @@ def test_a_scale_that_has_to_be_guessed_is_said_before_the_run():
     unknown = File("sums.jsonl", reward=PythonFunction(FUNCTION))
     (remark,) = RunConfig(algorithm=DAPO, task=unknown).penalty_remarks
     assert "-1 and 1 are assumed" in remark
-    assert remark in batch_arithmetic(RunConfig(algorithm=DAPO, task=unknown))
+    assert dict(batch_lines(RunConfig(algorithm=DAPO, task=unknown)))["length penalty"] == ""  # the remark says it
     assert RunConfig(algorithm=GRPO, task=unknown).penalty_remarks == []
     assert RunConfig(algorithm=DAPO).penalty_remarks == []
-    assert "length penalty: in units of 0.5" in "\n".join(batch_arithmetic(RunConfig(algorithm=DAPO)))
+    assert dict(batch_lines(RunConfig(algorithm=DAPO)))["length penalty"].startswith("in units of 0.5, half")
 
 
 class Ranged(Sums):

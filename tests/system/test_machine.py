@@ -10,7 +10,6 @@ from torch.nn.functional import linear
 
 from proximo.api import threads
 from proximo.api.threads import num_parameters, suit_machine
-from proximo.cli import models as opening
 from proximo.models import tiny_model
 from proximo.runs.log import RunLog
 from proximo.system import machine
@@ -258,11 +257,10 @@ def test_beside_a_gpu_the_host_has_one_thread(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "4")
     assert machine.beside_gpu() == Machine(4, True)
     monkeypatch.delenv("OMP_NUM_THREADS")
-    for module in (threads, opening):
-        monkeypatch.setattr(module, "pick_device", lambda name: "cuda")
+    monkeypatch.setattr(threads, "pick_device", lambda name: "cuda")
     suit_machine("nowhere/at-all", "auto")
     assert torch.get_num_threads() == 1
-    assert opening.machine_line("nowhere/at-all", "auto") == "machine: cuda, 1 thread of the CPU"
+    assert threads.machine_words("nowhere/at-all", "auto") == "cuda, 1 thread of the CPU"
 
 
 @pytest.mark.parametrize("mkl", [True, False])
@@ -294,3 +292,18 @@ def test_large_models_are_measured_with_the_products_that_they_sample_with(monke
     monkeypatch.setattr(machine, "_seconds", lambda shape, dtype, clock, product: seen.add((shape, product)) or 1.0)
     measure()
     assert seen >= {(SMALL[0], linear), (LARGE[0], side_by_side), (LARGE[1], side_by_side)}
+
+
+def test_other_numbers_are_measured_once_and_again_where_the_cache_is_malformed(cache):
+    made: list[str] = []
+
+    def measured(value: object):
+        made.append("measured")
+        return {"speed": value, "more": 1}
+
+    assert machine.remembered("copies", ("speed",), lambda: measured(3)) == {"speed": 3.0}
+    assert machine.remembered("copies", ("speed",), lambda: measured(4)) == {"speed": 3.0}
+    assert machine.remembered("products", ("speed",), lambda: measured(5)) == {"speed": 5.0}
+    assert made == ["measured"] * 2
+    cache.write_text(cache.read_text().replace("3.0", '"fast"'))
+    assert machine.remembered("copies", ("speed",), lambda: measured(6)) == {"speed": 6.0}

@@ -4,7 +4,7 @@ What is said of a piece stands on the piece (`Description`); what is said of a n
 """
 
 import math
-from dataclasses import fields, is_dataclass
+from dataclasses import MISSING, Field, fields, is_dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from proximo.algorithms import Algorithm
@@ -19,9 +19,11 @@ __all__ = [
     "TABLE_HEAD",
     "Card",
     "card",
+    "changed_fields",
     "changes",
     "choice",
     "differences",
+    "in_words",
     "nearest",
     "objective",
     "own_words",
@@ -46,6 +48,16 @@ def choice(piece: Any) -> str:
     values = ((field.name, getattr(piece, field.name)) for field in fields(piece))
     shown = ", ".join(f"{name}={choice(value)}" for name, value in values if value is not None)
     return f"{type(piece).__name__}({shown})"
+
+
+def changed_fields(piece: Any) -> list[str]:
+    """The fields of a piece whose values are not their defaults, with these values."""
+    values = ((field, getattr(piece, field.name)) for field in fields(piece))
+    return [f"{field.name} {choice(value)}" for field, value in values if value != _default(field)]
+
+
+def _default(field: Field[Any]) -> Any:
+    return field.default if field.default_factory is MISSING else field.default_factory()
 
 
 def objective(algorithm: Algorithm) -> list[str]:
@@ -180,6 +192,23 @@ def named(algorithm: Algorithm) -> str:
     card = nearest(algorithm)
     changed = ", ".join(path for path, _, _ in differences(card, algorithm))
     return f"{card.name}, changed: {changed}" if changed else card.name
+
+
+def in_words(algorithm: Algorithm) -> str:
+    """Name and idea of an algorithm in a line, its bound of an update, and its KL.
+
+    Example: in_words(GRPO).endswith("ratios clipped to 0.8 to 1.2; KL 0.04 in the loss")
+    """
+    low, high = GateTraits.read(algorithm.gate).band
+    bound = f"gate {choice(algorithm.gate)}" if low == high else f"ratios clipped to {low:.5g} to {high:.5g}"
+    if algorithm.kl is not None:
+        kl = f"KL {algorithm.kl.coefficient:g} in the loss"
+    elif algorithm.kl_reward is not None:
+        kl = f"KL {algorithm.kl_reward.coefficient:g} in the reward"
+    else:
+        kl = "no KL"
+    idea = nearest(algorithm).idea.rstrip(".")
+    return f"{named(algorithm)}; {idea}; {bound}; {kl}"
 
 
 def _differences(path: str, default: Any, value: Any) -> list[tuple[str, Any, Any]]:

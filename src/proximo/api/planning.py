@@ -84,7 +84,7 @@ def fit_here(config: RunConfig, held: MemoryEstimate) -> Fit:
         lines = [planned.verdicts[planned.ways.index(chosen)].partition(": ")[2]]
     else:
         peak = f"predicted peak {chosen.memory.peak / GIB:,.1f} of {chosen.memory.usable / GIB:,.1f} GiB"
-        lines = [f"fits: {peak}; a step takes about {_duration(seconds)} if all completions reach the limit"]
+        lines = [f"fits: {peak}; a step takes about {duration(seconds)} if all completions reach the limit"]
     if not chosen.fits and (budget := _smaller_passes(config, planned)) is not None:
         lines.append(f"it fits with --training.token-budget {budget}: shorter passes, for the same results")
     elif not chosen.fits and other.fits and config.adapter is None:
@@ -138,7 +138,8 @@ def _smaller_passes(config: RunConfig, planned: RunPlan) -> int | None:
     return None
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
+    """Example: 4.2 s, 12 min, 3.5 h."""
     return (
         f"{seconds:.2g} s"
         if seconds < 90

@@ -86,6 +86,18 @@ def machine_of(name: str | None, device: str) -> machine.Machine | None:
     return machine.machine_for(parameters)
 
 
+def machine_words(name: str, device: str) -> str:
+    """Threads and speed that a run would compute with."""
+    chosen = machine_of(name, device)
+    if chosen is None:
+        return device
+    threads = f"{chosen.threads} thread{'s' * (chosen.threads > 1)}"
+    if pick_device(device) != "cpu":
+        return f"{pick_device(device)}, {threads} of the CPU"
+    speeds = ", ".join(f"{dtype} {speed:.0f} GFLOP/s" for dtype, speed in machine.readings().speeds.items())
+    return f"{threads}, oneDNN {'on' if chosen.onednn else 'off'} ({speeds}; float32 is used)"
+
+
 def _num_parameters(path: str) -> int | None:
     return num_parameters(Path(base_of(path) if Path(path).is_dir() else path))
 

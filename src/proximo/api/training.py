@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from proximo.algorithms import Algorithm, explain
+from proximo.api.banners import Opening, planned, run_banner
 from proximo.api.folders import PathLike, attempted, folder_for, suit_session
 from proximo.api.messages import Say, keep_quiet, say
 from proximo.api.progress import Log, ObservedProgress, OnStep, Silent
@@ -30,6 +31,8 @@ from proximo.rewards.metrics import Given
 from proximo.rl import train as loop
 from proximo.rl.config import RunConfig, steps_of
 from proximo.rl.plugin_errors import name_user_code
+from proximo.rl.preflight.calibration import Calibration
+from proximo.rl.preflight.preflight import Preflight, preflight
 from proximo.rl.preflight.prompts import check_prompts
 from proximo.rl.progress import Progress, ProgressLines
 from proximo.rl.result import RunResult, refuse_fewer_steps
@@ -198,7 +201,7 @@ def train_in(
             keep_quiet if quiet or elsewhere else say,
             more="steps" in (allow_change or ()),
             ends=lambda: observed.ended,
-            opening=listed(chosen, CHANGED),
+            opening=None if quiet or elsewhere else Opening(folder, chosen, CHANGED),
             track=track,
             webhook=webhook,
         )
@@ -349,12 +352,12 @@ def trained(
     *,
     more: bool = False,
     ends: Callable[[], bool] = lambda: False,
-    opening: Sequence[str] = (),
+    opening: Opening | None = None,
     track: Sequence[str] = (),
     webhook: Webhook | None = None,
 ) -> RunResult:
     """The rest of a run whose folder is taken; of a finished one its result. `more`: one that was ended before its
-    last step does the others. `opening`: lines to say when a new run is not refused and begins."""
+    last step does the others. `opening`: what is known of a new run, for its banner; None: no banner."""
     has_steps_left = session.resume_from is not None and step_of(session.resume_from) < config.steps
     if session.result is not None and not (more and has_steps_left):
         return _kept(config, session, say)
@@ -364,14 +367,31 @@ def trained(
     with tracked(session.folder, track, say), notified(session, webhook, say):
         try:
             with name_user_code(config), on_ranks(config) as ranks:
-                run = Run(config, session.folder, progress, ranks)
-                for line in (*(opening if session.resume_from is None else ()), *run.grading.called()):
+                checked = preflight(config)
+                tells = _banner(config, checked, opening if session.resume_from is None else None, say)
+                run = Run(config, session.folder, progress, ranks, checked=checked, calibrated=tells)
+                for line in run.grading.called():
                     say(line)
                 if compiles(run.model):
                     say(COMPILING)
                 return loop.train(run, session, ends=ends)
         finally:
             progress.stop()
+
+
+def _banner(
+    config: RunConfig, checked: Preflight, opening: Opening | None, say: Say
+) -> Callable[[Calibration], object]:
+    """A function that says the banner once the grader is calibrated. What the run takes is predicted before any model
+    is in memory."""
+    if opening is None:
+        return lambda calibration: None
+    try:
+        plan = planned(config, checked.tokenizer)
+    except Exception as error:  # a run that cannot be predicted can be trained all the same
+        say(f"memory and time are not predicted: {error}")
+        return lambda calibration: None
+    return lambda calibration: say("\n".join(run_banner(config, checked, plan, calibration, opening)))
 
 
 def _kept(config: RunConfig, session: RunSession, say: Say) -> RunResult:

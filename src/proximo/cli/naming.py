@@ -8,7 +8,10 @@ from proximo.cli.arguments import asks_for_help, flag_names
 from proximo.config.toml import MAX_BYTES
 from proximo.system.opening import read_file, without_links
 
-DEMO = "the demo: sums of two numbers with tiny-arithmetic; for your own, give --model MODEL --data DATA"
+DEMO = (
+    "the demo: sums of two numbers with tiny-arithmetic, 0.8 M parameters, by reinforcement learning in minutes on a "
+    "CPU; for your own, give --model MODEL --data DATA"
+)
 NAMES = {"model": ("--model",), "data": ("--data", "--task", "--task.type")}
 """Flags, and a file's keys as such, that name what is trained, and on what."""
 OF_DEMO = ("train", "init", "selfcheck", "iterate")

@@ -1,6 +1,6 @@
 """Devices that a run is planned for: their memory, bandwidth and arithmetic."""
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from typing import ClassVar
 
@@ -9,6 +9,7 @@ import torch
 from proximo.models import free_bytes
 from proximo.planning.roofline import H200, DeviceLimits, machine_of
 from proximo.rl.preflight.estimate import machine_bytes
+from proximo.system import machine
 
 GIB = 2**30
 H200_BANDWIDTH, H200_ARITHMETIC = 4.8e12, 989e12
@@ -106,19 +107,24 @@ def chosen_card(name: str | None, *numbers: float | None) -> DeviceCard:
     return replace(card(name or HERE), **given)
 
 
+NUMBERS = ("bandwidth", "arithmetic", "kernel_seconds")
+"""Measured numbers among a device's limits."""
+
+
 @cache
 def _measured(device: str) -> DeviceLimits:
-    return machine_of(device)
-
-
-"""The speeds of this machine's devices, which stay what they are."""
+    """The speeds of a device of this machine, which stay what they are."""
+    precision = "bfloat16" if device == "cuda" else "float32"
+    name = torch.cuda.get_device_name(device) if device == "cuda" else device
+    known = machine.remembered(f"limits of {name}", NUMBERS, lambda: asdict(machine_of(device)))
+    return DeviceLimits(name, **known, number_bytes=getattr(torch, precision).itemsize)
 
 
 def this_machine(*, gpu: bool) -> DeviceCard:
-    """The device that is here; its memory is what is free now, its speeds are measured, in about a second."""
-    machine = _measured("cuda" if gpu else "cpu")
+    """The device that is here; its memory is what is free now, its speeds are measured once."""
+    limits = _measured("cuda" if gpu else "cpu")
     memory = free_bytes(torch.device("cuda")) if gpu else machine_bytes()
     if not gpu:
-        return DeviceCard("cpu", memory / GIB, machine.bandwidth, machine.arithmetic, is_gpu=False, context=0.3)
-    nominal = machine.bandwidth / REACHED_BANDWIDTH, machine.arithmetic / REACHED_ARITHMETIC
-    return DeviceCard(machine.name, memory / GIB, *nominal, context=0.0)
+        return DeviceCard("cpu", memory / GIB, limits.bandwidth, limits.arithmetic, is_gpu=False, context=0.3)
+    nominal = limits.bandwidth / REACHED_BANDWIDTH, limits.arithmetic / REACHED_ARITHMETIC
+    return DeviceCard(limits.name, memory / GIB, *nominal, context=0.0)

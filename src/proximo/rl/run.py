@@ -1,6 +1,6 @@
 """The parts of a run in memory, built from its config."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -17,8 +17,8 @@ from proximo.rl.config import RunConfig
 from proximo.rl.evaluate import evaluate
 from proximo.rl.mixed_reward import with_reward_models
 from proximo.rl.monitor import Monitor
-from proximo.rl.preflight.calibration import calibrate
-from proximo.rl.preflight.preflight import preflight
+from proximo.rl.preflight.calibration import Calibration, calibration
+from proximo.rl.preflight.preflight import Preflight, preflight
 from proximo.rl.progress import Progress
 from proximo.rl.rollouts import Collector, Rollouts
 from proximo.runs.checkpointer import StatefulParts
@@ -36,10 +36,20 @@ SAMPLE_LESS = (
 class Run:
     """A run in memory: its models, samplers, rollouts and monitor, built from its config."""
 
-    def __init__(self, config: RunConfig, folder: Path, progress: Progress, ranks: HoldsOnRanks | None = None) -> None:
-        """`ranks`: where the run is one of several processes, what holds the policy on all of them."""
+    def __init__(
+        self,
+        config: RunConfig,
+        folder: Path,
+        progress: Progress,
+        ranks: HoldsOnRanks | None = None,
+        *,
+        checked: Preflight | None = None,
+        calibrated: Callable[[Calibration], object] = lambda _: None,
+    ) -> None:
+        """`ranks`: where the run is one of several processes, what holds the policy on all of them. `checked`: what the
+        preflight checks gave, where they were made. `calibrated` is called before the policy's weights are loaded."""
         self.config, self.folder, self.progress = config, folder, progress
-        checked = preflight(config)
+        checked = checked or preflight(config)
         self.numbers = checked.numbers
         self.tokenizer: PreTrainedTokenizerBase = checked.tokenizer
         self.spelling = Spelling(self.tokenizer)
@@ -54,7 +64,9 @@ class Run:
         self.measures = StepMeasures(config.metrics or (), self.grading)
         self.measures.check()
         with self.grading.active():
-            self.remarks = [*calibrate(self.task, config.seed), *config.penalty_remarks]
+            graded = calibration(self.task, config.seed)
+            self.remarks = [*graded.remarks, *config.penalty_remarks]
+        calibrated(graded)
         built = build_learner(config, checked.path, checked.device, self.tokenizer, ranks)
         self.model, self.teacher = built.model, built.teacher
         self.samplers, self.learner = built.samplers, built.learner

@@ -150,6 +150,18 @@ def readings(clock: Clock = time.perf_counter) -> Readings:
     return measured
 
 
+def remembered(what: str, names: Sequence[str], measured: Callable[[], Mapping[str, Any]]) -> dict[str, float]:
+    """Other numbers of this machine, by `names`, from the user's cache, or measured now."""
+    file, key = cache_file(), f"{what}, {_key()}"
+    known = _stored(file)
+    with suppress(KeyError, TypeError, ValueError):  # not there, or malformed
+        return {name: float(known[key][name]) for name in names}
+    values = measured()
+    numbers = {name: float(values[name]) for name in names}
+    _store(file, {**known, key: numbers})
+    return numbers
+
+
 def measure(clock: Clock = time.perf_counter) -> Readings:
     """Measure, in about a second; torch's settings are restored."""
     before = Machine.current()

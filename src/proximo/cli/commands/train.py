@@ -16,13 +16,11 @@ from rich.table import Table
 from rich.text import Text
 
 from proximo.algorithms import explain
-from proximo.api.evaluating import task_name
-from proximo.api.planning import fit_here
+from proximo.api.banners import Opening, details, planned, run_lines
 from proximo.api.training import trained
 from proximo.cli.arguments import flag_names, refuse, refusing, say, take, take_switch
 from proximo.cli.commands import pipelines
 from proximo.cli.configs import naming_flags, preset, run_config
-from proximo.cli.models import machine_line
 from proximo.cli.run_folders import (
     ACCEPT_LOST,
     NOTIFY,
@@ -37,22 +35,20 @@ from proximo.cli.run_folders import (
 )
 from proximo.config import toml
 from proximo.insight.doctor.checkup import standing, summary
-from proximo.models import pick_device
-from proximo.recipes.defaults import Default, listed
 from proximo.recipes.pipeline import PipelineConfig
 from proximo.rl.config import RunConfig
-from proximo.rl.preflight.estimate import batch_arithmetic, memory
 from proximo.rl.preflight.preflight import rehearse
 from proximo.rl.progress import Progress, ProgressLines, gain, measure, prompt_text, share, sparkline
 from proximo.rl.progress import summary as step_summary
 from proximo.rl.result import RunResult
+from proximo.runs.banner import banner, terminal_width
 from proximo.runs.checkpoints import step_of
 from proximo.runs.records import Collected, Evaluation
 from proximo.runs.session import RunSession
 from proximo.runs.tracking.trackers import CHOICES
 from proximo.runs.webhook import Webhook
 from proximo.system.opening import without_links
-from proximo.system.safe_text import MAX_SHOWN, counted, quoted, visible
+from proximo.system.safe_text import MAX_SHOWN, quoted, visible
 from proximo.types import Problem
 
 TRAIN_FLAGS = f"""flags of the command itself:
@@ -103,7 +99,7 @@ def run(arguments: list[str]) -> int:
     )
     config = config if ranks is None else with_ranks(config, ranks)
     if dry_run:
-        _print_plan(config, defaults, as_json)
+        _print_plan(config, Opening(folder or "runs/DATE", defaults), as_json)
         return 0
     path = without_links(Path(folder) if folder else Path("runs") / f"{datetime.now():%Y%m%d-%H%M%S}")
     if config.ranks is not None:
@@ -117,7 +113,7 @@ def run(arguments: list[str]) -> int:
         path,
         config,
         allowed,
-        opening=[_about(config), *listed(defaults)],
+        opening=Opening(path, defaults),
         accept_lost=accept_lost,
         trackers=trackers,
         webhook=webhook,
@@ -130,7 +126,7 @@ def train_in(
     config: RunConfig,
     allowed: Sequence[str] | None,
     *,
-    opening: Sequence[str] = (),
+    opening: Opening | None = None,
     accept_lost: bool = False,
     trackers: Sequence[str],
     webhook: Webhook | None,
@@ -149,28 +145,24 @@ def train_in(
     return 0
 
 
-def _about(config: RunConfig) -> str:
-    """A run in a line, before its first step."""
-    algorithm = explain.nearest(config.algorithm).name
-    device = pick_device("auto") if config.device == "auto" else config.device
-    return f"{algorithm} on {task_name(config.task)}, model {config.model}, {counted(config.steps, 'step')}, {device}"
-
-
-def _print_plan(config: RunConfig, defaults: Sequence[Default], as_json: bool) -> None:
+def _print_plan(config: RunConfig, opening: Opening, as_json: bool) -> None:
     """Print the resolved run and whether it fits; refuse whatever training would refuse before it loads weights."""
     with refusing():
-        remarks = rehearse(config)
-        held = memory(config)
-        fit = fit_here(config, held)
-    lines = [*batch_arithmetic(config), *held.lines, machine_line(config.model, config.device), *fit.lines, *remarks]
+        rehearsal = rehearse(config)
+        plan = planned(config, rehearsal.checked.tokenizer)
+        lines = run_lines(config, rehearsal.checked, plan, rehearsal.calibration, opening)
+    more = [*details(config, plan), *rehearsal.remarks]
     if as_json:
-        chosen = [asdict(each) | {"value": each.shown} for each in defaults]
-        memory_values = held.to_dict() | {"fits": fit.fits, "peak_bytes": fit.peak, "step_seconds": fit.seconds}
-        print(json.dumps({"config": toml.plain(config), "defaults": chosen, **memory_values, "notes": lines}))
+        notes = [*(f"{label}: {text}" for label, text in lines if text), *more]
+        chosen = [asdict(each) | {"value": each.shown} for each in opening.chosen]
+        fit = {"fits": plan.fit.fits, "peak_bytes": plan.fit.peak, "step_seconds": plan.fit.seconds}
+        print(
+            json.dumps({"config": toml.plain(config), "defaults": chosen, **plan.held.to_dict(), **fit, "notes": notes})
+        )
         return
     print(toml.dumps(config))
-    comments = [*listed(defaults), *lines]
-    print("\n".join(f"# {visible(part)}" for line in comments for part in line.splitlines()))
+    comments = [*banner(lines, terminal_width() - len("# ")), *more]
+    print("\n".join(f"# {part}" for line in comments for part in visible(line).splitlines()))
 
 
 def follow_run(config: RunConfig) -> None:
@@ -182,7 +174,7 @@ def follow_run(config: RunConfig) -> None:
 def _train(
     config: RunConfig,
     session: RunSession,
-    opening: Sequence[str],
+    opening: Opening | None,
     *,
     more: bool,
     trackers: Sequence[str],

@@ -7,7 +7,7 @@ failures are reported.
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 
 from proximo.processes.failures import plain
@@ -32,27 +32,45 @@ class Probe:
     problem: Problem
     text: str
     grade: Grade
-
-    @property
-    def is_right(self) -> bool:
-        return self.grade.outcome >= 1
+    is_reference: bool = False
+    """True if the text is the task's own answer."""
 
     @property
     def is_unscored(self) -> bool:
         return math.isnan(self.grade.verdict)
+
+    @property
+    def is_right(self) -> bool:
+        return self.grade.outcome >= 1
 
     def __str__(self) -> str:
         scores = "is unscored" if self.is_unscored else f"scores {self.grade.outcome:g}"
         return f"{self.problem.id}: {short(self.text)} {scores}"
 
 
+@dataclass(frozen=True)
+class Calibration:
+    """Results of a calibration."""
+
+    remarks: list[str]
+    """Remarks on the grader."""
+    graded: tuple[Probe, ...] = ()
+    """Texts with their grades, to show a person: a reference answer and a wrong one, or any text where no answer is
+    known."""
+
+
 def calibrate(task: Task, seed: int, split: Split = "train") -> list[str]:
     """Remarks on the grader; one that cannot be trained with is refused."""
+    return calibration(task, seed, split).remarks
+
+
+def calibration(task: Task, seed: int, split: Split = "train") -> Calibration:
+    """Remarks on the grader, and what it gave; one that cannot be trained with is refused."""
     with grading():
         return _calibrated(task, seed, split)
 
 
-def _calibrated(task: Task, seed: int, split: Split) -> list[str]:
+def _calibrated(task: Task, seed: int, split: Split) -> Calibration:
     size = task.size(split)
     problems = [task.problem(index, split, seed) for index in range(min(size or SAMPLE, SAMPLE))]
     asked = with_references(task, problems)
@@ -60,9 +78,9 @@ def _calibrated(task: Task, seed: int, split: Split) -> list[str]:
     if not asked:
         if not (probes := _refuse_silence(task, problems)):
             unclaimed = f"calibration: every reward function returned None for the first {len(problems)} problems"
-            return [unclaimed, *_errors()]
-        return [*_out_of_range(declared, [], probes), *_errors()]
-    references = probed(task, asked)
+            return Calibration([unclaimed, *_errors()])
+        return Calibration([*_out_of_range(declared, [], probes), *_errors()], tuple(probes[:1]))
+    references = [replace(probe, is_reference=True) for probe in probed(task, asked)]
     failed = [probe for probe in references if not probe.is_right or probe.is_unscored]
     faults = dict.fromkeys("no score" if probe.is_unscored else "less than 1" for probe in failed)
     remarks = _weighed(f"gives {' or '.join(faults)} to the task's own answers", failed, references)
@@ -76,7 +94,8 @@ def _calibrated(task: Task, seed: int, split: Split) -> list[str]:
         more, probes = _compared(task, what, right, wrong)
         remarks += more
         wrong_probes += probes
-    return [*remarks, *_out_of_range(declared, right, wrong_probes), *_whole_solutions(task, right), *_errors()]
+    remarks += [*_out_of_range(declared, right, wrong_probes), *_whole_solutions(task, right), *_errors()]
+    return Calibration(remarks, (*references[:1], *wrong_probes[:1]))
 
 
 def _whole_solutions(task: Task, right: Sequence[Probe]) -> list[str]:

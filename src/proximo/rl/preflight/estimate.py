@@ -1,10 +1,11 @@
 """Estimates of a run's sizes and memory, before anything is loaded."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -28,31 +29,42 @@ from proximo.models.model_types import PreTrainedModel
 from proximo.models.shipped import resolve
 from proximo.models.values import OwnLayers, OwnModel
 from proximo.rl.config import RunConfig
+from proximo.runs.banner import BannerLine
+from proximo.system.safe_text import counted
 
 
-def batch_arithmetic(config: RunConfig) -> list[str]:
-    """Prompts, completions, updates and tokens per step and in the whole run."""
+def batch_lines(config: RunConfig, reasons: Mapping[str, str] = MappingProxyType({})) -> list[BannerLine]:
+    """Prompts, completions, updates and tokens of a step and of the whole run. `reasons` of chosen fields, by field,
+    stand behind their values."""
     training = config.training
+
+    def why(field: str) -> str:
+        return f" ({reasons[field]})" if field in reasons else ""
+
     completions = training.groups * training.group_size
-    tokens = completions * config.sampling.max_tokens
-    limit = config.max_generated_tokens
-    budget = [] if limit is None else [f"training stops once {limit} tokens are sampled, which may be sooner"]
+    tokens, limit = completions * config.sampling.max_tokens, config.max_generated_tokens
+    updates = f"{counted(training.updates, 'update')} of {completions // training.minibatches} completions each"
+    budget = "" if limit is None else f"; ends sooner once {limit:,} tokens are sampled"
     return [
-        f"a step: {training.groups} prompts × {training.group_size} completions = {completions} completions, "
-        f"at most {tokens} tokens sampled",
-        f"{training.updates} optimizer updates a step, {completions // training.minibatches} completions each",
-        f"{config.steps} steps: {config.steps * training.updates} updates, {config.steps * completions} completions, "
-        f"at most {config.steps * tokens} tokens",
-        *budget,
-        *_penalty(config),
+        (
+            "step",
+            f"{counted(training.groups, 'prompt')} × {training.group_size} completions = {completions:,} of at most "
+            f"{config.sampling.max_tokens:,} tokens{why('sampling.max_tokens')}; {updates}",
+        ),
+        (
+            "run",
+            f"{counted(config.steps, 'step')}{why('steps')}: {config.steps * training.updates:,} updates, "
+            f"{config.steps * completions:,} completions, at most {config.steps * tokens:,} tokens{budget}",
+        ),
+        ("length penalty", _penalty(config)),
     ]
 
 
-def _penalty(config: RunConfig) -> list[str]:
-    if not config.algorithm.length_penalties:
-        return []
-    unit = f"{config.penalty_unit:g}, half the difference between the rewards of a right and a wrong answer"
-    return config.penalty_remarks or [f"length penalty: in units of {unit}"]
+def _penalty(config: RunConfig) -> str:
+    """The unit of length penalties; nothing where it is guessed, which a remark says."""
+    if not config.algorithm.length_penalties or config.penalty_remarks:
+        return ""
+    return f"in units of {config.penalty_unit:g}, half the difference between the rewards of a right and a wrong answer"
 
 
 @dataclass(frozen=True)
@@ -131,6 +143,7 @@ class MemoryEstimate:
     bytes_there: int
     """Available bytes: on a GPU the free memory, on a CPU all of the machine's memory."""
     lines: list[str]
+    """The models, and what they and their activations take."""
 
     @property
     def fits(self) -> bool:
@@ -150,14 +163,20 @@ def memory(config: RunConfig) -> MemoryEstimate:
     bytes_held = sum(model.bytes(dtype, moments) for model in held)
     activations = _activations(config, device, dtype, bytes_held)
     there = free_bytes(device) if device.type == "cuda" else machine_bytes()
-    parts = [f"{model.role} ({model.parameters / 1e6:.1f} M, {_standing(model, config)})" for model in held]
+    parts = [f"{model.role} ({_size(model.parameters)}, {_standing(model, config)})" for model in held]
     masters = ", float32 masters" if dtype in HALVES else ""
     lines = [
-        f"models in memory: {len(held)}: {', '.join(parts)}",
-        f"memory: {bytes_held / 1e9:.2f} GB in {str(dtype).removeprefix('torch.')} (weights; if trained also "
+        ", ".join(parts),
+        f"{bytes_held / 1e9:.2f} GB in {str(dtype).removeprefix('torch.')} (weights; if trained also "
         f"gradients, two moments{_form(moments)}{masters}), {activations}",
     ]
     return MemoryEstimate(held, bytes_held, there, lines)
+
+
+def _size(parameters: int) -> str:
+    """Example: 1.54 B, 135 M, 22 k."""
+    units = ((1e9, "B"), (1e6, "M"), (1e3, "k"))
+    return next((f"{parameters / unit:.3g} {letter}" for unit, letter in units if parameters >= unit), str(parameters))
 
 
 def _form(moments: Moments) -> str:

@@ -26,8 +26,8 @@ from proximo.rewards.metrics import StepMeasures
 from proximo.rewards.protocol import Checks
 from proximo.rl.config import EvaluationOptions, RunConfig
 from proximo.rl.mixed_reward import with_reward_models
-from proximo.rl.preflight.calibration import calibrate
-from proximo.rl.preflight.prompts import check_prompts, shown_prompt
+from proximo.rl.preflight.calibration import Calibration, calibration
+from proximo.rl.preflight.prompts import check_prompts
 from proximo.rl.reward_config import rewards_of
 from proximo.rl.step_numbers import StepNumbers
 from proximo.runs.metric_docs import is_taken
@@ -88,19 +88,28 @@ def preflight(config: RunConfig) -> Preflight:
     return Preflight(path, device, tokenizer, check_prompts(config, path, tokenizer), remarks, numbers)
 
 
-def rehearse(config: RunConfig) -> list[str]:
-    """Do everything a run does before it loads weights, including the grader's calibration. Returns the first
-    prompt, the rows it would skip and remarks on the grader."""
+@dataclass(frozen=True)
+class Rehearsal:
+    """Results of what a run does before it loads weights."""
+
+    checked: Preflight
+    calibration: Calibration
+    remarks: list[str]
+    """Rows that the run would skip, what it would wait for, and remarks on the grader."""
+
+
+def rehearse(config: RunConfig) -> Rehearsal:
+    """Do everything a run does before it loads weights, including the grader's calibration."""
     checked = preflight(config)
-    shown = shown_prompt(config, checked.tokenizer)
-    rows = [shown, *data_remarks(config.task), *skipped_line(checked.left_out), *checked.remarks]
+    rows = [*data_remarks(config.task), *skipped_line(checked.left_out), *checked.remarks, *config.penalty_remarks]
     with grading() as active:
         StepMeasures(config.metrics or (), active).check()
         if config.rewards.models:
-            return rows  # the models' weights would be loaded before the grader is calibrated
+            # The models' weights would be loaded before the grader is calibrated.
+            return Rehearsal(checked, Calibration([]), rows)
         task = played(config.task, config.environment, checked.tokenizer)
-        remarks = calibrate(with_reward_models(task, config.rewards, checked.tokenizer, config.dtype), config.seed)
-        return [*rows, *active.called(), *remarks]
+        graded = calibration(with_reward_models(task, config.rewards, checked.tokenizer, config.dtype), config.seed)
+        return Rehearsal(checked, graded, [*rows, *active.called(), *graded.remarks])
 
 
 def skipped_line(left_out: Sequence[str]) -> list[str]:

@@ -1,5 +1,9 @@
 """Finds prompts that a run cannot use, before a model is loaded."""
 
+import math
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Protocol
 
 from proximo.environments.kinds import Acting, EnvironmentOptions, played
@@ -8,13 +12,12 @@ from proximo.models.context_length import Reach, reach_of
 from proximo.models.loading import read_config
 from proximo.models.model_types import PreTrainedTokenizerBase
 from proximo.samplers.sampler import SamplingOptions
-from proximo.system.safe_text import visible
-from proximo.tasks import Task, TaskOptions
+from proximo.tasks import Split, Task, TaskOptions
 from proximo.tasks.sources.mixture import Checked
 from proximo.types import Problem
 
-SHOWN = 2000
-"""Characters of a prompt that are shown to a person."""
+MEASURED = 256
+"""Number of prompts whose tokens are counted for a person; more of a file are checked, but only for their limit."""
 LOOKED_AT = 8
 """Number of prompts checked for a task without a file."""
 
@@ -62,14 +65,58 @@ def check_prompts(config: Asks, path: str, tokenizer: PreTrainedTokenizerBase) -
     return []
 
 
-def shown_prompt(config: Asks, tokenizer: PreTrainedTokenizerBase) -> str:
-    """The first prompt to train on as the model reads it, for a person."""
-    acts = config.environment if isinstance(config.environment, Acting) else None
-    problem = played(config.task, config.environment, tokenizer).problem(0, "train", config.seed)
-    asked = acts.prepared(problem, tokenizer) if acts else problem
-    tokens = problem_tokens(tokenizer, asked)
+@dataclass(frozen=True)
+class RenderedPrompt:
+    """A prompt as the model reads it."""
+
+    text: str
+    """The text with its special tokens."""
+    tokens: int
+
+
+def rendered_prompt(config: Asks, tokenizer: PreTrainedTokenizerBase, split: Split = "train") -> RenderedPrompt:
+    """The first prompt as the model reads it."""
+    tokens = _tokens(config, tokenizer, played(config.task, config.environment, tokenizer), 0, split)
     text = tokenizer.decode(list(tokens), skip_special_tokens=False, clean_up_tokenization_spaces=False)
-    return f"the first prompt as the model reads it, {len(tokens)} tokens:\n{visible(str(text), SHOWN)}"
+    return RenderedPrompt(str(text), len(tokens))
+
+
+@dataclass(frozen=True)
+class PromptLengths:
+    """Tokens of prompts, in order of length."""
+
+    tokens: tuple[int, ...]
+    prompts: int | None
+    """Number of prompts that there are; None: the task generates them without end."""
+
+    def quantile(self, share: float) -> int:
+        """Tokens that this share of the prompts does not exceed."""
+        return self.tokens[max(0, math.ceil(share * len(self.tokens)) - 1)]
+
+    @property
+    def is_whole(self) -> bool:
+        """True if every prompt was counted."""
+        return len(self.tokens) == self.prompts
+
+
+def prompt_lengths(config: Asks, tokenizer: PreTrainedTokenizerBase, split: Split = "train") -> PromptLengths:
+    """Tokens of the prompts, or of some that lie evenly among many; those that the template refuses are left out."""
+    task = played(config.task, config.environment, tokenizer)
+    size = task.size(split)
+    number = MEASURED if size is None else min(MEASURED, size)
+    step = 1.0 if size is None else size / max(1, number)
+    lengths = []
+    for index in range(number):
+        with suppress(ValueError):  # the run names it
+            lengths.append(len(_tokens(config, tokenizer, task, int(index * step), split)))
+    return PromptLengths(tuple(sorted(lengths)), size)
+
+
+def _tokens(config: Asks, tokenizer: PreTrainedTokenizerBase, task: Task, index: int, split: Split) -> Sequence[int]:
+    """Tokens of a problem's prompt, with what its environment adds to it."""
+    problem = task.problem(index, split, config.seed)
+    acts = config.environment if isinstance(config.environment, Acting) else None
+    return problem_tokens(tokenizer, acts.prepared(problem, tokenizer) if acts else problem)
 
 
 def _check_first(
