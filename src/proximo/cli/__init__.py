@@ -16,6 +16,7 @@ from proximo.cli.naming import DEMO, first_line
 from proximo.cli.words import spelled_out
 from proximo.config.trust.permission import command_line
 from proximo.system.opening import UnsafeFile
+from proximo.system.slow_work import slow_work_told
 from proximo.system.version import __version__
 
 USAGE = """usage: proximo COMMAND ...
@@ -164,7 +165,7 @@ def _answer(arguments: list[str], *, owns_process: bool) -> int:
             say(line)
         if owns_process:
             _import_for_good(command)
-        with command_line(command not in WITHOUT_RUNS and take_switch(rest, LOAD_CODE), rest):
+        with slow_work_told(say), command_line(command not in WITHOUT_RUNS and take_switch(rest, LOAD_CODE), rest):
             return run_command(command, rest)
     except UnsafeFile as error:
         refuse(str(error))

@@ -13,6 +13,7 @@ import pyarrow as pa
 import torch
 
 from proximo.config import toml
+from proximo.data.rows import forget_rows
 from proximo.learner.critic import kl_per_completion
 from proximo.learner.guard import Update
 from proximo.learner.learner import Learner
@@ -53,6 +54,7 @@ def train(run: Run, session: RunSession | None = None, *, ends: Callable[[], boo
         if session.result is not None:
             return RunResult.from_dict(session.result, run.folder, run.task, config.seed)
         run.log = session.log
+        forget_rows()
         until.enter_context(run.working())
         saves = Checkpointer(config.checkpoints, run.parts, run.tokenizer, run.log, run.progress.warned)
         state = _started(run, session, saves)

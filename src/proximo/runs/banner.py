@@ -55,4 +55,3 @@ def folder_lines(folder: str | Path, shows: str = "curves and every rollout") ->
         ("watch", f"proximo watch {run}, or proximo view {run} for {shows} in the browser"),
         ("stop", f"Ctrl-C saves the run; proximo resume {run} goes on with it"),
     ]
-    ]
