@@ -1,8 +1,9 @@
 # Two commands do all their own set-up: `make demo` and `make test`.
 PYTHON ?= python3
 BIN := .venv/bin
-# The versions that the tests passed with; pyproject.toml allows more.
-PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
+# The versions that the tests passed with; pyproject.toml allows more. Byte code comes with the first import: most of
+# what is installed is never imported, and compiling it takes half of the time.
+PIP := $(BIN)/pip install --quiet --no-compile --disable-pip-version-check --constraint constraints.txt
 # What is compiled is kept, also where the surroundings tell Python not to: rewriting the asserts of all tests anew takes
 # each process of `make test` ten seconds.
 export PYTHONDONTWRITEBYTECODE :=

@@ -34,6 +34,7 @@ Configs
     presets                     configs that are known to work: presets.ARITHMETIC, presets.FIVE, with_algorithm
     tasks, rewards              where problems come from, and how answers are judged
     config_for(model, data=...) the config that train chooses for a model and data, to look at or to change
+    linear, cosine, constant, piecewise   schedules of numbers that change while training: train(schedules={...})
     task_of(data)               the task of a file, a hub id, a Dataset or a list of dictionaries
 
 Algorithms and the maths
@@ -71,6 +72,7 @@ if _typing.TYPE_CHECKING:
     from proximo.rl.config import EvaluationOptions, RunConfig, TrainingOptions, ValueOptions
     from proximo.rl.result import RunResult
     from proximo.rl.reward_config import RewardMix, RewardModel, WeightedRule
+    from proximo.rl.schedules import constant, cosine, linear, piecewise
     from proximo.runs.options import CheckpointOptions
     from proximo.runs.records import Evaluation
     from proximo.runs.tracking.sending import Sent, track
@@ -121,12 +123,16 @@ __all__ = [
     "advantages",
     "compare",
     "config_for",
+    "constant",
+    "cosine",
     "dpo",
     "evaluate",
     "export",
     "fork",
+    "linear",
     "merge",
     "open_run",
+    "piecewise",
     "plan",
     "policy_loss",
     "presets",
@@ -200,6 +206,12 @@ _WHERE = {
         "RewardMix",
         "RewardModel",
         "WeightedRule",
+    ),
+    "rl.schedules": (
+        "constant",
+        "cosine",
+        "linear",
+        "piecewise",
     ),
     "runs.options": ("CheckpointOptions",),
     "runs.records": ("Evaluation",),

@@ -10,12 +10,12 @@ import pytest
 from proximo.cli import main
 from proximo.config import toml
 from proximo.environments.kinds import MultiTurn
+from proximo.learner import footprint
 from proximo.models import loading, tiny_model, tiny_tokenizer
 from proximo.planning import cards
 from proximo.recipes.pipeline import PipelineConfig
 from proximo.rewards import ExactMatch, FormatReward
 from proximo.rl.config import RunConfig
-from proximo.rl.preflight import estimate
 from proximo.tasks import File, Mixture
 
 SMALL = {"hidden": 32, "layers": 2, "heads": 2, "kv_heads": 1, "intermediate": 64}
@@ -179,7 +179,7 @@ def test_whether_a_run_fits_is_said(folder, capsys, monkeypatch):
 
 
 def test_a_machine_has_no_more_than_its_pages():
-    assert 0 < estimate.machine_bytes() <= os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    assert 0 < footprint.machine_bytes() <= os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 @pytest.mark.parametrize("arguments", [["pipeline-demo", "--dry-run"], ["--dry-run", "pipeline-demo"]])

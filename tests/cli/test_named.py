@@ -65,6 +65,14 @@ def test_a_stage_needs_data_and_a_model(stage, model, data, tmp_path, capsys):
     assert "half.toml names no model" in refusal([stage, str(tmp_path / "half.toml")], capsys)
 
 
+@pytest.mark.parametrize("lora", [["--lora"], ["--lora", "2", "--adapter.alpha", "4"]], ids=" ".join)
+def test_an_adapter_of_fine_tuning_is_one_of_the_flags_model(lora, model, data, capsys):
+    """It is put into the config before other flags are read: of a config without a model it was refused."""
+    wrong = ["--fit.batch", "0"]
+    assert "fit.batch is 0" in refusal(["sft", data, "--model", model, *lora, *wrong], capsys)
+    assert "no model that it would be an adapter of" in refusal(["sft", data, "--model", "None", "--lora"], capsys)
+
+
 def test_eval_asks_a_models_own_problems_or_those_that_are_named(model, data, capsys):
     assert f"{model} brings no problems of its own" in refusal(["eval", model], capsys)
     assert main(["eval", model, "--data", data, "--sampling.max-tokens", "2", "--json"]) == 0

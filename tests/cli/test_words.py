@@ -181,7 +181,7 @@ def test_fields_of_ours_are_none_of_another_librarys():
         ("sft", "--max-steps", "there is no such flag"),
         ("sft", "--reward_funcs", "there is no such flag"),
         ("sft", "--num_iterations", "there is no such flag"),
-        ("sft", "--dataset_name", "here it is --data.path"),
+        ("sft", "--dataset_name", "here it is --data"),
         ("sft", "--lr_scheduler_type", "here it is --fit.learning-rate-schedule"),
         ("eval", "--max_grad_norm", "there is no such flag"),
     ],

@@ -18,7 +18,8 @@ from proximo.learner.lora import LoraPolicy
 from proximo.learner.options import LearnerOptions, RoutingReplay
 from proximo.learner.policy import PlainPolicy, Policy
 from proximo.losses.pieces.divergences import KlLoss
-from proximo.losses.pieces.extras import RouterBalance
+from proximo.losses.pieces.extras import RouterBalance, ValueLoss
+from proximo.losses.pieces.gates import Clip
 from proximo.models import tiny_model
 from proximo.models.adapters.lora import Lora
 from proximo.models.tiny import tiny_moe
@@ -45,6 +46,8 @@ class Case:
     steps: int = 5
     broken_step: int | None = None
     """Step at which a weight of the last shard is not a number."""
+    later: Algorithm | None = None
+    """The algorithm with other numbers, which holds from the second step on."""
 
 
 CASES = {
@@ -61,6 +64,7 @@ CASES = {
     "balance": Case(replace(GRPO, kl=None, extra=RouterBalance(0.1)), experts=True, steps=2),
     "pretrain": Case(PPO, OwnLayers(), pretrain=1, steps=2),
     "one_group": Case(replace(GRPO, kl=None), groups=1),
+    "scheduled": Case(PPO, OwnLayers(), steps=2, later=replace(PPO, gate=Clip(0.01, 0.02), extra=ValueLoss(0.5))),
     "broken": Case(replace(GRPO, kl=None), steps=3, broken_step=1),
 }
 
@@ -83,6 +87,8 @@ def run_case(name: str, hold: Holding = lambda policy: policy) -> Results:
     norms, value_norms, logprobs, skipped, broken = [], [], [], [], []
     for step in range(case.steps):
         learner.start_step()
+        if case.later is not None and step:
+            learner.set_numbers(case.later, learner.options, temperature=0.7)
         learner.set_learning_rate(step)
         if step == case.broken_step:
             poison(learner)

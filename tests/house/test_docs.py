@@ -1,6 +1,8 @@
 """Documentation that cannot rot: its code is run, its excerpts are in the source, its commands exist."""
 
+import io
 import re
+import runpy
 import shlex
 import sys
 import textwrap
@@ -81,6 +83,7 @@ def test_page_works_from_top_to_bottom(page: Path, tmp_path, monkeypatch):
     monkeypatch.setattr(workers, "starter", RunStarter)
     monkeypatch.setattr(presets, "ARITHMETIC", FEWER)
     monkeypatch.setattr(processes, "PATIENCE", 300.0)  # trackers are idle processes, which a busy machine lets wait
+    monkeypatch.setattr("sys.stdin", io.StringIO("1\n"))  # the reader's keyboard
     torch.set_default_dtype(torch.float32)  # as a reader has it
     text = page.read_text()
     if "import Job, Limits, Sandbox" in text:
@@ -127,6 +130,14 @@ def check_data(body: str, read, place: str) -> None:
 def test_the_guide_names_what_a_piece_may_have(kind: type[Traits]):
     text = (ROOT / "docs/guides/extending.md").read_text()
     assert [each.name for each in fields(kind) if f"`{each.name}" not in text] == []
+
+
+@pytest.mark.slow("plans a model on four cards")
+def test_the_table_of_hardware_is_what_the_plan_says():
+    page = (ROOT / "docs/guides/memory.md").read_text()
+    rows = list(runpy.run_path(str(ROOT / "docs/tables.py"))["hardware"]("1.7B"))
+    assert len(rows) == 3
+    assert [row for row in rows if f"{row}\n" not in page] == []
 
 
 def test_links_lead_somewhere():

@@ -72,7 +72,7 @@ LINES = {
     "runs/tracking/readings.py": ("path.read_text(",),  # /proc
     "system/memory.py": ("/proc/self/statm",),
     "learner/named_tensors.py": ("save_file(", "load_file(check_file("),
-    "rl/preflight/estimate.py": ("Path(limit).read_text()",),  # /sys
+    "learner/footprint.py": ("Path(limit).read_text()",),  # /sys
     "runs/config_changes.py": ("glob.glob(",),
     "cli/commands/doctor.py": ("folder.glob(",),  # names alone
     "api/comparing.py": ("path.iterdir()",),  # names alone, here and below

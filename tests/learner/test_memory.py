@@ -10,6 +10,7 @@ from transformers import Qwen3Config
 
 from proximo.algorithms import GRPO, PPO, Algorithm
 from proximo.learner import memory
+from proximo.learner.footprint import parameter_bytes
 from proximo.learner.learner import Learner
 from proximo.learner.memory import (
     MAX_TOKENS,
@@ -29,7 +30,6 @@ from proximo.models.values import OwnModel, value_model
 from proximo.recipes.presets import ARITHMETIC
 from proximo.rl.assemble import to_batch
 from proximo.rl.preflight import estimate
-from proximo.rl.preflight.estimate import parameter_bytes
 from proximo.types import Completion, Grade, Group, Problem, Rollout
 from proximo.types.batches import Batch
 from tests.policies import plain

@@ -5,10 +5,11 @@ import torch
 from torch import nn
 from torch.testing import assert_close
 
+from proximo.learner.footprint import parameter_bytes
 from proximo.learner.optimizer import InBlocks, Optimizer, shape_of
 from proximo.learner.options import Moments
 from proximo.planning.holdings import component
-from proximo.rl.preflight.estimate import Held, parameter_bytes
+from proximo.rl.preflight.estimate import Held
 
 NAMES = ["matrix", "bias"]
 

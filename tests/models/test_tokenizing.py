@@ -9,7 +9,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from proximo.models import problem_tokens, prompt_tokens, tiny_tokenizer
-from proximo.models.tokens.tokenizing import ReplyReader, reply_tokens, special_prefix
+from proximo.models.tokens.tokenizing import ReplyReader, each_prompt_tokens, reply_tokens, special_prefix
 from proximo.recipes.selfcheck.checks import prompts_begin_rightly
 from proximo.rl.mixed_reward import same_tokens
 from proximo.samplers.partial import PartialCompletion, TokenWriter
@@ -269,3 +269,26 @@ def test_arguments_of_the_chat_template_reach_it():
     plain = Problem("sum", asked.prompt, "3")
     assert problem_tokens(tokenizer, asked) == prompt_tokens(tokenizer, "1+2=")
     assert problem_tokens(tokenizer, plain) == prompt_tokens(tokenizer, "1+2")
+
+
+def test_many_prompts_have_the_tokens_of_each():
+    for frame in ("$A", "<s> $A", "$A </s>"):
+        tokenizer = with_frame(bpe(pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()), frame)
+        tokenizer.chat_template = (
+            "{{ '<s>' }}{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
+            "{{ m.content }}{% endfor %}"
+        )
+        talk = ({"role": "user", "content": "foobar 42"},)
+        prompts = ["foo bar", talk, "<s>The answer", ({"role": "system", "content": "x"},), "Paris\n\n", ""]
+        problems = [Problem(f"{number}", prompt, None) for number, prompt in enumerate(prompts)]
+        alone = []
+        for problem in problems:
+            try:
+                alone.append(problem_tokens(tokenizer, problem))
+            except ValueError as error:
+                alone.append(str(error))
+        together = [
+            str(each) if isinstance(each, ValueError) else each for each in each_prompt_tokens(tokenizer, problems)
+        ]
+        assert together == alone
+        assert "no system" in together[3] and (frame.startswith("<s>") or "has no tokens" in together[5])

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM
 
 from proximo.algorithms import DAPO, GRPO, GSPO, PPO, SAPO
+from proximo.learner.footprint import parameter_bytes
 from proximo.learner.memory import token_cost
 from proximo.models.values import OwnModel
 from proximo.planning.cards import CARDS, GIB, DeviceCard, card, chosen_card
@@ -19,7 +20,7 @@ from proximo.planning.memory import StepSize, kept_logits, memory_use, needed
 from proximo.planning.shapes import SHAPES, ModelShape
 from proximo.rl.build import MAX_SLOTS
 from proximo.rl.config import RunConfig, ValueOptions
-from proximo.rl.preflight.estimate import Held, parameter_bytes
+from proximo.rl.preflight.estimate import Held
 from proximo.rl.reward_config import RewardMix, RewardModel
 from proximo.samplers.embedded.buffers import BufferPlan
 

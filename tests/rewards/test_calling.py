@@ -23,13 +23,14 @@ SCORES = {
     "slow_trl": (TRL, [1.0, 1.0]),
     "rubric": (RUBRIC, [1.0 + 0.5 + 0.25, 0.5 + 0.25]),
 }
+UNHEARD = {"slow_trl": "; what it gives to log_extra is not logged: metrics= is"}
 
 
 @pytest.mark.parametrize("name", [name for name in SCORES if name not in ("grouped", "rubric")])
 def test_functions_given_in_python(name: str, grading):
     form, scores = SCORES[name]
     assert GivenFunction.of(getattr(others, name))([PROBLEM] * 2, COMPLETIONS) == scores
-    assert grading.called() == [f"reward {name}: called as {form}"]
+    assert grading.called() == [f"reward {name}: called as {form}{UNHEARD.get(name, '')}"]
     assert grading.failures.take() == []
 
 
@@ -38,7 +39,7 @@ def test_functions_in_a_process_of_their_own(name: str, grading):
     form, scores = SCORES[name]
     path = f"{Path(others.__file__)}:{name}"
     assert PythonFunction(path)([PROBLEM] * 2, COMPLETIONS) == scores
-    assert grading.called() == [f"reward {path}: called as {form}"]
+    assert grading.called() == [f"reward {path}: called as {form}{UNHEARD.get(name, '')}"]
 
 
 def test_forms():

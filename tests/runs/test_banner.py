@@ -44,4 +44,4 @@ def test_the_commands_name_the_folder_as_a_shell_reads_it():
     told = dict(folder_lines(Path("runs/my run")))
     assert told["run folder"] == "runs/my run"
     assert "proximo watch 'runs/my run'" in told["watch"]
-    assert "proximo resume 'runs/my run'" in told["watch"]
+    assert "proximo resume 'runs/my run'" in told["stop"]

@@ -516,7 +516,7 @@ def test_code_that_has_changed_is_told(golden, tmp_path, monkeypatch):
 
 
 def test_the_fingerprint_is_of_the_code_alone(tmp_path, monkeypatch):
-    monkeypatch.setattr("proximo.system.version.__file__", str(tmp_path / "version.py"))
+    monkeypatch.setattr("proximo.system.version.__file__", str(tmp_path / "system" / "version.py"))
 
     def found() -> str:
         source_fingerprint.cache_clear()

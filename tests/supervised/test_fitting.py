@@ -14,6 +14,7 @@ from torch.testing import assert_close
 from proximo.models import load_model, tiny_model, tiny_tokenizer
 from proximo.runs.log import RunLog
 from proximo.supervised.fitting import FitOptions, Fitted, Schedule, fit
+from proximo.supervised.stage_model import stage_model
 
 OPTIONS = FitOptions(batch=2, learning_rate=0.01, warmup_steps=0, evaluate_every=1)
 
@@ -234,3 +235,23 @@ def test_memory_that_runs_out_is_told_with_a_remedy(where: str, tmp_path: Path, 
     monkeypatch.setattr(stage, where, fails)
     with pytest.raises(ValueError, match=r"out of memory \(CUDA .* GiB\): set a smaller fit.token_budget, it is 16384"):
         fitted(stage, OPTIONS, tmp_path / "run")
+
+
+def test_frozen_weights_stay_as_they_are(tmp_path: Path):
+    """Those whose names hold a part are neither trained nor in the optimizer; the others learn."""
+    model = tiny_model(hidden=16, layers=2, heads=2, kv_heads=1, intermediate=16)
+    before = {name: each.detach().clone() for name, each in model.named_parameters()}
+    held = stage_model(model, replace(OPTIONS, freeze=("layers.0.", "embed")), 0, torch.float32, None)
+
+    class Everything(Pulled):
+        def losses(self, items):
+            yield sum(each.square().sum() for each in model.parameters()), {}
+
+    stage = Everything()
+    stage.model = model
+    log = RunLog(tmp_path)
+    log.start("")
+    fit(stage, OPTIONS, tokenizer=tiny_tokenizer(), log=log, seed=0, say=lambda line: None, held=held)
+    same = {name for name, each in model.named_parameters() if torch.equal(each, before[name])}
+    assert same == {name for name in before if ".layers.0." in name or "embed" in name}
+    assert same

@@ -227,7 +227,7 @@ def test_bad_rows_left_out_are_counted(tmp_path: Path, folder: str):
     said = []
     config = SftConfig(DataFile(path, held_out=0.0, skip_bad=True), model=folder, fit=replace(FIT, epochs=1.0))
     assert sft(config, tmp_path / "run", said.append).skipped == 2
-    assert said[0] == "8 to train on, 0 held out, 2 bad rows left out"
+    assert "data           8 to train on, 0 held out, 2 bad rows left out;" in "\n".join(said)
     [event] = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
     assert event["kind"] == "skipped_rows"
     assert f"{path}:10: completion is empty" in event["message"]

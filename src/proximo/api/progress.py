@@ -2,7 +2,7 @@
 
 import html
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
@@ -85,6 +85,7 @@ class ObservedProgress:
 
     def __init__(self, inner: Progress, on_step: OnStep) -> None:
         self._inner, self._on_step = inner, on_step
+        self._warned = False
         self.ended = False
         """True once the function has asked for the end."""
 
@@ -95,9 +96,21 @@ class ObservedProgress:
         self, step: int, metrics: Mapping[str, float], seconds: Mapping[str, float], collected: Collected
     ) -> None:
         self._inner.stepped(step, metrics, seconds, collected)
-        answer = self._on_step(step, dict(metrics))
+        seen = dict(metrics)
+        answer = self._on_step(step, seen)
+        self._warn_of(step, answer, [name for name in seen if name not in metrics])
         # Not whatever is true: a logger's own return value ends no run.
         self.ended = isinstance(answer, bool | np.bool_) and bool(answer)
+
+    def _warn_of(self, step: int, answer: object, added: Sequence[str]) -> None:
+        """Say once that numbers which the function gives back are logged nowhere."""
+        names = [*added, *map(str, answer if isinstance(answer, Mapping) else ())]
+        if names and not self._warned:
+            self._warned = True
+            self._inner.warned(
+                step,
+                f"on_step gave {', '.join(names)}, which is logged nowhere: metrics=f logs what f gives for a step",
+            )
 
     def evaluated(self, step: int, evaluation: Evaluation) -> None:
         self._inner.evaluated(step, evaluation)

@@ -1,14 +1,17 @@
 """Settings by one word, as keyword arguments: `learning_rate=1e-6` for the field training.learning_rate."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any, TypedDict
 
 from proximo.config.unions import with_fields
 from proximo.config.vocabulary import WORDS, field_of, foreign
 from proximo.models.adapters.lora import Lora
+from proximo.rewards.metrics import Given, with_metrics
 from proximo.rl.config import RunConfig
+from proximo.rl.schedules import Changing, with_schedules
 
+EXAMPLE = "linear:1.0:0.7"
 WITHOUT_TABLE = ("seed", "dtype")
 """Fields without a table that are settings, too."""
 LORA = ("r", "lora_alpha", "target_modules")
@@ -73,6 +76,20 @@ def with_settings(config: RunConfig, settings: Mapping[str, Any], more: Mapping[
         settings = {word: value for word, value in settings.items() if word != "lora"}
     named = {word if word in WITHOUT_TABLE else field_of("train", word): value for word, value in settings.items()}
     return with_fields(config, {field: value for field, value in named.items() if field} | dict(more))
+
+
+def scheduled(config: RunConfig, schedules: Mapping[str, Changing] | None) -> RunConfig:
+    """The config with schedules for these fields, added to those that it has."""
+    if not schedules:
+        return config
+    if not isinstance(schedules, Mapping):
+        raise TypeError(f"schedules is {schedules!r}: give a dict of fields, such as {{'temperature': '{EXAMPLE}'}}")
+    return replace(config, schedules=with_schedules(schedules, config.schedules, config.steps))
+
+
+def measured(config: RunConfig, metrics: "Given | Sequence[Given] | None") -> RunConfig:
+    """The config with metrics of a user's own, added to those that it has."""
+    return config if metrics is None else replace(config, metrics=with_metrics(metrics, config.metrics))
 
 
 def as_lora(given: Any) -> Lora | None:

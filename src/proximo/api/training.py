@@ -13,7 +13,7 @@ from proximo.api.messages import Say, keep_quiet, say
 from proximo.api.progress import Log, ObservedProgress, OnStep, Silent, progress_here
 from proximo.api.rewards import Rewards, is_scored, with_rewards
 from proximo.api.run import TrainedRun, algorithm_of
-from proximo.api.settings import Settings, as_lora, refuse_unknown, with_settings
+from proximo.api.settings import Settings, as_lora, measured, refuse_unknown, scheduled, with_settings
 from proximo.api.threads import as_found, on_processes, on_ranks
 from proximo.api.validate import refuse_kind, refuse_values
 from proximo.config import toml
@@ -27,6 +27,7 @@ from proximo.models.shipped import resolve
 from proximo.recipes.defaults import START, Default, defaults_for, kept, listed, traits_of, with_defaults
 from proximo.recipes.presets import ARITHMETIC, with_algorithm, with_values
 from proximo.rewards import ExactMatch
+from proximo.rewards.metrics import Given
 from proximo.rl import train as loop
 from proximo.rl.config import RunConfig, steps_of
 from proximo.rl.plugin_errors import name_user_code
@@ -36,6 +37,7 @@ from proximo.rl.preflight.prompts import check_prompts
 from proximo.rl.progress import Progress
 from proximo.rl.result import RunResult, refuse_fewer_steps
 from proximo.rl.run import Run
+from proximo.rl.schedules import Changing
 from proximo.runs.checkpoints import step_of
 from proximo.runs.notifying import notified
 from proximo.runs.session import RunSession
@@ -81,6 +83,8 @@ def train(
     allow_change: Sequence[str] = (),
     accept_lost_rows: bool = False,
     quiet: bool = False,
+    schedules: "Mapping[str, Changing] | None" = None,
+    metrics: "Given | Sequence[Given] | None" = None,
     settings: "Mapping[str, Any] | None" = None,
     **words: "Unpack[Settings]",
 ) -> TrainedRun:
@@ -97,6 +101,8 @@ def train(
     words             learning_rate (lr), max_tokens, group_size, batch, temperature, kl, lora, system, template, chat,
                       warmup_steps, weight_decay, token_budget, seed, dtype: as flags in `proximo train --help`
     settings          any other field by its name: {"training.minibatches": 2}
+    schedules         numbers that change: {"algorithm.gate.high": proximo.linear(0.28, 0.2)}, or f(step, steps)
+    metrics           f(prompts, completions, **columns), or several, measure each step: a list of numbers, or a dict
     log               called with each step's metrics, a dict with "step" in it: log=print, log=wandb.log
     on_step           called as on_step(step, metrics); True ends the run there, saved and evaluated
     track             wandb, trackio, tensorboard, mlflow or file.py:Name, one or several
@@ -118,6 +124,7 @@ def train(
     played = given_environment(environment, tools, max_turns)
     base = _given(base, data, evaluation_data, _one_of(reward, rewards), algorithm, steps, quiet, words, played)
     config, chosen = _chosen(base, words, settings or {}, steps, suited=not isinstance(model, RunConfig))
+    config = measured(scheduled(config, schedules), metrics)
     options = {"resume": resume, "allow_change": allow_change, "accept_lost": accept_lost_rows, "track": track}
     return train_in(run, config, chosen, _observed(on_step, log), quiet, webhook=webhook_at(notify), **options)
 
@@ -215,6 +222,8 @@ def config_for(
     steps: int | None = None,
     adapter: Lora | None = None,
     quiet: bool = False,
+    schedules: "Mapping[str, Changing] | None" = None,
+    metrics: "Given | Sequence[Given] | None" = None,
     settings: "Mapping[str, Any] | None" = None,
     **words: "Unpack[Settings]",
 ) -> RunConfig:
@@ -225,8 +234,8 @@ def config_for(
     model       a folder, a hub id or the name of a model that ships with Proximo
     adapter     a LoRA adapter to train instead of the whole model, as `lora`; the learning rate is then ten times as
                 high
-    data, evaluation_data, reward, rewards, environment, tools, max_turns, algorithm, steps, settings, quiet and the
-    words, such as learning_rate    as in `proximo.train`
+    data, evaluation_data, reward, rewards, environment, tools, max_turns, algorithm, steps, settings, schedules,
+    metrics, quiet and the words, such as learning_rate    as in `proximo.train`
 
     Example:
         config = proximo.config_for("tiny-arithmetic", data=proximo.tasks.Arithmetic(), steps=20, quiet=True)
@@ -238,6 +247,7 @@ def config_for(
     played = given_environment(environment, tools, max_turns)
     base = _given(base, data, evaluation_data, _one_of(reward, rewards), algorithm, steps, quiet, words, played)
     config, chosen = _chosen(base, words, settings or {}, steps, suited=True)
+    config = measured(scheduled(config, schedules), metrics)
     for line in () if quiet else listed(chosen, CHANGED):
         say(line)
     return config

@@ -16,6 +16,7 @@ from proximo.cli.naming import DEMO, first_line
 from proximo.cli.words import spelled_out
 from proximo.config.trust.permission import command_line
 from proximo.system.opening import UnsafeFile
+from proximo.system.slow_work import slow_work_told
 from proximo.system.version import __version__
 
 USAGE = """usage: proximo COMMAND ...
@@ -42,6 +43,8 @@ Train language models by reinforcement learning, and see what each update did.
                        write a model for transformers, vLLM, llama.cpp, peft or the hub, with a model card
   proximo pairs RUN --out PAIRS.jsonl [--steps A:B] [--by outcome|reward] [--old FILE --old-share X] [--seed N]
                        rank a run's completions: training data for reward-model or dpo
+  proximo rank RUN|FILE --out PAIRS.jsonl [--completions N] [--per-prompt N] [--steps A:B] [--seed N]
+                       rank completions yourself, some keys a prompt: training data for reward-model or dpo
   proximo iterate [PRESET | run.toml] --reward-model DIR --pairs FILE [--rounds N] [--run DIR] [--field VALUE ...]
                        train a policy and its reward model in turn: iterative GRPO
   proximo rate DATA --model MODEL --out FILE [--samples N] [--field VALUE ...]
@@ -162,7 +165,7 @@ def _answer(arguments: list[str], *, owns_process: bool) -> int:
             say(line)
         if owns_process:
             _import_for_good(command)
-        with command_line(command not in WITHOUT_RUNS and take_switch(rest, LOAD_CODE), rest):
+        with slow_work_told(say), command_line(command not in WITHOUT_RUNS and take_switch(rest, LOAD_CODE), rest):
             return run_command(command, rest)
     except UnsafeFile as error:
         refuse(str(error))

@@ -9,6 +9,7 @@ from pathlib import Path
 from proximo.algorithms import Algorithm, explain
 from proximo.algorithms.explain import Card
 from proximo.api.rewards import with_rewards
+from proximo.api.settings import measured, scheduled
 from proximo.api.training import STARTING_CONFIG
 from proximo.cli.arguments import (
     asks_for_help,
@@ -20,8 +21,9 @@ from proximo.cli.arguments import (
     say,
     take,
     take_number,
+    take_several,
 )
-from proximo.cli.data import DATA_FLAGS, is_rewarded, take_environment, take_rewards, take_task
+from proximo.cli.data import DATA_FLAGS, is_rewarded, take_environment, take_rewards, take_schedules, take_task
 from proximo.cli.flags import changed, read_flags
 from proximo.cli.naming import DEMO, named
 from proximo.cli.pieces import said_later, with_pieces
@@ -67,11 +69,14 @@ def run_config(
     epochs = take_number(arguments, "--epochs", float)
     if epochs is not None and "--steps" in flag_names(arguments):
         refuse("--epochs and --steps: give one of them")
+    schedules, metrics = take_schedules(arguments), take_several(arguments, "--metrics")
     base, defaults = suited_base(arguments, prog=prog, skip_bad=skip_bad, epochs=epochs)
     config = changed(base, arguments, prog=prog, usage=usage, description=description, help_more=help_more)
     if epochs is not None and not defaults:  # else they have the steps
         with refusing():
             config = replace(config, steps=steps_of(epochs, config))
+    with refusing():
+        config = measured(scheduled(config, schedules), metrics)
     if is_demo:
         say(DEMO)
     return _skipping(config, skip_bad), kept(config, defaults)

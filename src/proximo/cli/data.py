@@ -24,9 +24,17 @@ DATA_FLAGS = """model, data and reward:
   --eval-data DATA ...  evaluate on these and hold out nothing of the others; NAME=DATA names one in the metrics
   --reward REWARD ...   FILE.py:FUNCTION, in TRL's, verl's or verifiers' form, or ExactMatch or MathVerify, in the place
                         of the verdict on the data's answers; several are added up, FILE.py:FUNCTION=WEIGHT
+  --schedule FIELD=SCHEDULE ...
+                        numbers that change from step to step, such as algorithm.gate.high=linear:0.28:0.2 or
+                        temperature=cosine:1.0:0.7:50 (in 50 steps); also constant:VALUE, piecewise:VALUE:STEP:VALUE
+                        and FILE.py:FUNCTION, called as f(step, steps)
+  --metrics FILE.py:FUNCTION ...
+                        measure what each step has sampled: f(prompts, completions, **columns) gives a list of numbers
+                        or a dict of such lists and of numbers, which are logged as user/NAME
 
 """
 TASK = "--task."
+SCHEDULE = "--schedule"
 
 
 @dataclass(frozen=True)
@@ -62,6 +70,18 @@ def take_rewards(arguments: list[str]) -> list[Reward | tuple[Reward, float]]:
                 reward = reward_named(name)
             rewards.append((reward, read_number(flag, weight, float)) if weight else reward)
     return rewards
+
+
+def take_schedules(arguments: list[str]) -> dict[str, str]:
+    """Schedules that --schedule names, by their fields; the flag is removed from the arguments."""
+    given = take_several(arguments, SCHEDULE) or ()
+    pairs = dict[str, str]()
+    for each in given:
+        field, equals, schedule = each.removeprefix("--").partition("=")
+        if not equals:
+            refuse(f"{SCHEDULE} {each}: give FIELD=SCHEDULE, such as temperature=linear:1.0:0.7")
+        pairs[field.replace("-", "_")] = schedule
+    return pairs
 
 
 def is_rewarded(rewards: RewardMix, environment: EnvironmentOptions) -> bool:

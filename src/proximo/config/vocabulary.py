@@ -88,7 +88,7 @@ WORDS = (
     Word(
         "lora",
         "rank of a LoRA adapter, trained in the place of the weights",
-        {"train": "adapter.rank", "sft": "adapter.rank", "dpo": "adapter.rank"},
+        _all_stages("adapter.rank", train="adapter.rank"),
         "[INT]",
     ),
     Word("system", "system prompt before each prompt", {"train": "task.system", "eval": "task.system"}),

@@ -28,13 +28,14 @@ def read_rankings(path: str, mistakes: Mistakes, *, field: str = "data.path") ->
     rankings = []
     for row in read_rows(path, mistakes, field=field):
         try:
-            rankings.append(_ranking(row))
+            rankings.append(ranking_of(row))
         except ValueError as error:
             mistakes.add(row.location, str(error))
     return rankings
 
 
-def _ranking(row: Row) -> Ranking:
+def ranking_of(row: Row) -> Ranking:
+    """The ranking of one row; ValueError says what is wrong with it."""
     if row.has("ranking"):
         ranked = row["ranking"]
         if not isinstance(ranked, list) or len(ranked) < 2:
@@ -49,6 +50,17 @@ def _ranking(row: Row) -> Ranking:
         if completions[0] == completions[1]:
             raise ValueError("chosen and rejected are equal: there is no preference to learn")
     return Ranking(row.location, prompt, tuple(completions), _margin(row, len(completions)))
+
+
+def ranking_row(ranking: Ranking) -> dict[str, Any]:
+    """The row that `ranking_of` reads: a pair as chosen and rejected, more completions as a list."""
+    prompt = ranking.prompt if isinstance(ranking.prompt, str) else [dict(message) for message in ranking.prompt]
+    match ranking.completions:
+        case chosen, rejected:
+            margin = {} if ranking.margin is None else {"margin": ranking.margin}
+            return {"prompt": prompt, "chosen": chosen, "rejected": rejected, **margin}
+        case several:
+            return {"prompt": prompt, "ranking": list(several)}
 
 
 def _pair(row: Row) -> tuple[Prompt, list[str]]:

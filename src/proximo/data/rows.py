@@ -2,7 +2,10 @@
 
 import gc
 import json
+import os
 import re
+import stat
+import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -63,6 +66,11 @@ class Mistakes:
 
     def add(self, location: str, what: str) -> None:
         self._mistakes.append((location, what))
+
+    @property
+    def noted(self) -> list[tuple[str, str]]:
+        """Location and mistake, in the order in which they were added."""
+        return list(self._mistakes)
 
     def refuse(self, heading: str) -> None:
         """Raise a ValueError with all mistakes, if there are any."""
@@ -139,8 +147,53 @@ def read_rows(path: str, mistakes: Mistakes, *, field: str = "data.path") -> lis
     rows: list[Row] = []
     for file in data_files(path, field):
         with _no_collection():
-            rows += _rows_of(file, mistakes, field)
+            rows += _remembered(file, mistakes, field)
     return rows
+
+
+def forget_rows() -> None:
+    """Forget the rows that were read last, once nothing reads them again."""
+    _last.clear()
+
+
+@dataclass(frozen=True)
+class _FileRows:
+    """Rows of a file, and what is wrong with others, as long as it has not changed."""
+
+    stamp: tuple[int, ...]
+    rows: list[Row]
+    mistakes: list[tuple[str, str]]
+
+
+_last: dict[str, _FileRows] = {}
+"""The file that was read last: it is recognised first, then read for the defaults, then for the run."""
+_SETTLED = 2.0
+"""Seconds after which a change of a file shows in its time."""
+
+
+def _remembered(file: str, mistakes: Mistakes, field: str) -> list[Row]:
+    """Rows of a file, which is read once however often it is asked for."""
+    stamp, known = _stamp(file), _last.get(file)
+    if known is None or stamp is None or known.stamp != stamp:
+        wrong = Mistakes()
+        _last.clear()
+        known = _FileRows(stamp or (), list(_rows_of(file, wrong, field)), wrong.noted)
+        if stamp is not None:
+            _last[file] = known
+    for location, what in known.mistakes:
+        mistakes.add(location, what)
+    return known.rows
+
+
+def _stamp(file: str) -> tuple[int, ...] | None:
+    """The state of a file; None where it cannot be told from that of a moment ago."""
+    try:
+        now = os.stat(file)
+    except OSError:
+        return None
+    if not stat.S_ISREG(now.st_mode) or time.time() - max(now.st_mtime, now.st_ctime) < _SETTLED:
+        return None
+    return now.st_dev, now.st_ino, now.st_size, now.st_mtime_ns, now.st_ctime_ns
 
 
 def _rows_of(file: str, mistakes: Mistakes, field: str) -> Iterator[Row]:

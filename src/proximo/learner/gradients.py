@@ -16,6 +16,7 @@ from proximo.learner.guard import GradientPass, Parts
 from proximo.learner.passes import OldScores, Passes
 from proximo.learner.policy import Policy
 from proximo.losses.objective import Plan, loss_of, piece_at_fault, plan_step, rows_of
+from proximo.losses.pieces.extras import router_balance_of, value_loss_of
 from proximo.losses.pieces.protocols import SelectionTraits
 from proximo.losses.pieces.weights import TokenMean
 from proximo.losses.records import LossInputs
@@ -36,6 +37,8 @@ class UpdateRows:
     own_rows: Bool[Tensor, " B"] | None = None
     """Rows whose ratios are measured against their log-probs in this very pass; None where only values are trained."""
     balance: CountedBalance | None = None
+    algorithm: Algorithm | None = None
+    """Algorithm of the update, whose numbers may change from step to step; other processes take it from here."""
 
     def __len__(self) -> int:
         return len(self.batch)
@@ -62,6 +65,18 @@ class Gradients:
         self.mixed_in: Callable[[int], Stats] | None = None
         """Adds the gradient of other data to that of an update, given the number of updates before it."""
 
+    def take(self, algorithm: Algorithm) -> None:
+        """Train by an algorithm of the same pieces with other numbers."""
+        self._algorithm = algorithm
+        if self._critic is not None:
+            loss = value_loss_of(algorithm.extras)
+            assert loss is not None, "numbers change, not pieces"
+            self._critic = replace(self._critic, loss=loss)
+        if self._balance is not None:
+            loss = router_balance_of(algorithm.extras)
+            assert loss is not None, "numbers change, not pieces"
+            self._balance = replace(self._balance, loss=loss)
+
     def of_update(self, passes: Passes, batch: Batch, own_rows: Bool[Tensor, " B"]) -> GradientPass:
         """Gradient of all terms of the loss; it is left with the parameters. `own_rows`: rows whose ratios are measured
         against their log-probs in this very pass."""
@@ -69,7 +84,7 @@ class Gradients:
         balance = self._balance and self._balance.counted(passes, self._policy, batch)
         self._policy.zero_grad()
         trained = self.rows_with_gradient(batch)
-        update = UpdateRows(batch, weights, plan, own_rows, balance)
+        update = UpdateRows(batch, weights, plan, own_rows, balance, self._algorithm)
         result = joined_passes(self._policy.map_rows("update", self.of_rows, passes, update.rows(trained)))
         if not result.parts:  # all rows dead: the gradient is 0, which is not no gradient to an optimizer
             self._policy.zero_missing_gradients()
@@ -82,6 +97,7 @@ class Gradients:
 
     def of_rows(self, passes: Passes, update: UpdateRows) -> GradientPass:
         """Gradient of all terms, of these rows alone; it is added to what the parameters have."""
+        self._take_from(update)
         stats, first_logprobs, entropies, agreements = Stats(), [], [], []
         value, balance, device = self._critic and self._critic.model, update.balance, self._policy.model.device
         for index in passes.parts(update.batch):
@@ -120,11 +136,12 @@ class Gradients:
     def of_values(self, passes: Passes, batch: Batch) -> GradientPass:
         """Gradient of the value model's loss alone."""
         self._policy.zero_grad()
-        update = UpdateRows(batch, TokenMean()(batch.mask, batch.group))
+        update = UpdateRows(batch, TokenMean()(batch.mask, batch.group), algorithm=self._algorithm)
         return joined_passes(self._policy.map_rows("values", self.of_row_values, passes, update))
 
     def of_row_values(self, passes: Passes, update: UpdateRows) -> GradientPass:
         """Gradient of the value model's loss, of these rows alone."""
+        self._take_from(update)
         assert self._critic is not None
         critic, stats, device = self._critic.unclipped(), Stats(), self._policy.model.device
         for index in passes.parts(update.batch):
@@ -134,6 +151,11 @@ class Gradients:
             loss.backward()
             stats = stats + part_stats
         return GradientPass(stats)
+
+    def _take_from(self, update: UpdateRows) -> None:
+        """Take the algorithm that comes with rows from another process."""
+        if update.algorithm is not None and update.algorithm is not self._algorithm:
+            self.take(update.algorithm)
 
     def rows_with_gradient(self, batch: Batch) -> Int[Tensor, " M"]:
         """Rows of dead groups are skipped where nothing but the policy term could teach them."""

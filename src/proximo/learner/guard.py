@@ -116,7 +116,7 @@ class UpdateGuard:
 
     def __init__(self, options: LearnerOptions, policy: Policy, models: Sequence[PreTrainedModel]) -> None:
         """`models` are those of a pass with gradient: the policy's, and a value model of its own."""
-        self._options, self._policy, self._models = options, policy, models
+        self.options, self._policy, self._models = options, policy, models
         self._windows: dict[int, deque[float]] = {}
         """The last gradient norms of each group of parameters."""
         self._in_spell = False
@@ -174,7 +174,7 @@ class UpdateGuard:
             return skipped[0] is None and not is_idle(norms)
 
         with explaining_memory("the optimizer's own numbers do not fit; use a smaller model, or more memory"):
-            norms = self._policy.apply(self._options.max_gradient_norm, accepts)
+            norms = self._policy.apply(self.options.max_gradient_norm, accepts)
         return replace(self._update(batch, result, norms, skipped[0]), is_idle=is_idle(norms))
 
     def _update(self, batch: Batch, result: GradientPass, norms: Sequence[float], skipped: Skipped | None) -> Update:
@@ -216,14 +216,14 @@ class UpdateGuard:
     def _spiked(self, batch: Batch, norms: Sequence[float]) -> Skipped | None:
         sizes = [(norm, self._times(group, norm)) for group, norm in enumerate(norms)]
         norm, times = max(sizes, key=lambda size: size[1])
-        if times <= (self._options.skip_spikes or REPORT_ABOVE):
+        if times <= (self.options.skip_spikes or REPORT_ABOVE):
             for group, each in enumerate(norms):
                 if each > 0:
                     self._windows.setdefault(group, deque(maxlen=WINDOW)).append(each)
             self._in_spell = False
             return None
         what = f"the gradient's norm is {norm:.3g}, {times:.3g} times the median of the last updates'"
-        if self._options.skip_spikes is not None:
+        if self.options.skip_spikes is not None:
             return self._skip(what, torch.ones(len(batch), dtype=torch.bool))
         if not self._in_spell:
             self._notices.append(
@@ -284,7 +284,7 @@ class UpdateGuard:
     @property
     def complaint(self) -> str | None:
         """Message that too many updates in a row were skipped, and what to do; None if they were not."""
-        limit = self._options.max_skipped
+        limit = self.options.max_skipped
         if self.in_a_row < limit:
             return None
         remedy = (

@@ -268,6 +268,24 @@ class Learner:
         )
         return self.guard.apply(batch, result)
 
+    def set_numbers(
+        self,
+        algorithm: Algorithm,
+        options: LearnerOptions,
+        *,
+        temperature: float,
+        value_learning_rate: float | None = None,
+    ) -> None:
+        """Train on with other numbers: of the same pieces, and of options that no schedule leaves as they were."""
+        self.algorithm, self.options, self.guard.options = algorithm, options, options
+        self.passes = replace(self.passes, temperature=temperature)
+        self.rates = (options.learning_rate, value_learning_rate or VALUE_PACE * options.learning_rate)
+        self.gradients.take(algorithm)
+        shape, before = algorithm.kl_reward, self.kl_reward
+        if shape is not None and before is not None and ShapeTraits.read(shape).controller is not None:
+            shape = replace(shape, coefficient=before.coefficient)  # which the controller moves
+        self.kl_reward = shape
+
     def set_learning_rate(self, step: int, *, policy_step: int | None = None) -> float:
         """Set the learning rates of a step; returns the policy's, which starts later where values are pre-trained.
         Steps are indices, counted from 0."""

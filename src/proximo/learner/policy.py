@@ -300,24 +300,24 @@ def _trained(named: Iterable[tuple[str, nn.Parameter]]) -> dict[str, nn.Paramete
     return {name: parameter for name, parameter in named if parameter.requires_grad}
 
 
-def frozen_names(model: nn.Module, patterns: Sequence[str]) -> set[str]:
+def frozen_names(model: nn.Module, patterns: Sequence[str], field: str = "training.freeze") -> set[str]:
     """Parameters whose names contain one of the patterns, which may have wildcards; ValueError for a pattern without
-    such a parameter, or where none is left to train. Tied weights have all their names."""
+    such a parameter, or where none is left to train. Tied weights have all their names. `field` has the patterns."""
     names = [name for name, _ in model.named_parameters(remove_duplicate=False)]
     frozen = set[str]()
     for pattern in patterns:
         matches = {name for name in names if fnmatchcase(name, f"*{pattern}*")}
         if not matches:
             there = f"such as {names[0]} or {names[-1]}"
-            raise ValueError(f"training.freeze has {pattern!r}, which no parameter's name contains: names are {there}")
+            raise ValueError(f"{field} has {pattern!r}, which no parameter's name contains: names are {there}")
         frozen |= matches
     if frozen.issuperset(names):
-        raise ValueError(f"training.freeze is {list(patterns)}, which freezes every parameter: leave some to train")
+        raise ValueError(f"{field} is {list(patterns)}, which freezes every parameter: leave some to train")
     return frozen
 
 
-def freeze(model: nn.Module, patterns: Sequence[str]) -> None:
-    frozen = frozen_names(model, patterns)
+def freeze(model: nn.Module, patterns: Sequence[str], field: str = "training.freeze") -> None:
+    frozen = frozen_names(model, patterns, field)
     for name, parameter in model.named_parameters(remove_duplicate=False):
         if name in frozen:
             parameter.requires_grad_(False)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from proximo.models.adapters.files import base_name, is_adapter, load_adapter, quantize_as
+from proximo.models.adapters.files import base_name, is_adapter, load_adapter, quantize_as, scores
 from proximo.models.adapters.lora import merge
 from proximo.models.adapters.quantized import Quantization, quantize
 from proximo.models.context_length import hold_frequencies
@@ -35,6 +35,8 @@ HALVES = {"BF16": torch.bfloat16, "F16": torch.float16}
 """Dtypes by the names that safetensors has for them."""
 MORE = 4
 """Times as many weights as the files hold may a config be of: tied ones are in files once, or twice."""
+CLASSIFIES = "ForSequenceClassification"
+"""End of the names of transformers' classes with a head that scores."""
 UNREACHABLE = "neither a folder nor a model that the hub or its local cache has; check the name, or download it first"
 
 
@@ -76,7 +78,8 @@ def read_config(path: str) -> PreTrainedConfig:
     """Config of a model, without its weights; of an adapter, the config of its base model."""
     folder = opened(path, weights=False)
     if is_adapter(folder):
-        return read_config(base_of(str(folder)))
+        config = read_config(base_of(str(folder)))
+        return _scoring(config) if scores(folder) else config
     if not (folder / "config.json").is_file():
         raise ValueError(f"path {path!r}: there is no config.json; {INCOMPLETE}")
     try:
@@ -84,6 +87,12 @@ def read_config(path: str) -> PreTrainedConfig:
     except Exception as error:  # a config of another kind fails wherever its first odd value is read
         raise ValueError(f"path {path!r}: transformers cannot read its config.json; {_first_line(error)}") from error
     config._attn_implementation = None  # for a flash attention that is not installed, transformers would fetch one
+    return config
+
+
+def _scoring(config: PreTrainedConfig) -> PreTrainedConfig:
+    """Config of a reward model whose head lies with its adapter."""
+    config.architectures, config.num_labels = [f"{type(config).__name__.removesuffix('Config')}{CLASSIFIES}"], 1
     return config
 
 
@@ -117,7 +126,7 @@ def load_weights(
         dtype = dtype or torch.float32  # to merge in
         model, absent = load_weights(base_of(str(folder)), kind, dtype=dtype, config=config, unused=unused)
         quantize_as(model, folder, device)
-        load_adapter(model, folder)
+        absent -= load_adapter(model, folder)
         if not keep_adapter:
             merge(model)
         return model, absent
@@ -289,7 +298,7 @@ def _copy_around(model: PreTrainedModel, weight: Callable[[Tensor], Tensor]) -> 
 def has_score(config: PreTrainedConfig) -> bool:
     """True if this is a reward model or classifier, and not a causal language model."""
     named = config.architectures if isinstance(config.architectures, list) else ()
-    return any(isinstance(name, str) and name.endswith("ForSequenceClassification") for name in named)
+    return any(isinstance(name, str) and name.endswith(CLASSIFIES) for name in named)
 
 
 def _check_reading(tokenizer: PreTrainedTokenizerBase, path: str) -> None:

@@ -7,18 +7,20 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad as widened
 
+from proximo.models.adapters.targets import SCORE
 from proximo.models.context_length import check_rows
 from proximo.models.devices import placed
-from proximo.models.loading import has_score, load_tokenizer, load_weights, read_config
+from proximo.models.loading import base_of, has_score, load_tokenizer, load_weights, read_config
 from proximo.models.model_types import PreTrainedConfig, PreTrainedModel
 from proximo.models.packing.layout import pad
 from proximo.models.packing.support import supports_packing, warn_of_fallback
 from proximo.models.scoring import completion_states
 from proximo.models.stop_tokens import declared_ends
+from proximo.models.torch_globals import guarded
 from proximo.types.batches import to_device
 from proximo.types.tensor_types import Float, Int
 
-HEAD = "score"
+HEAD = SCORE
 
 
 def load_reward_model(
@@ -28,8 +30,10 @@ def load_reward_model(
     dtype: torch.dtype | None = torch.float32,
     seed: int = 0,
     fresh_head: bool = True,
+    keep_adapter: bool = False,
 ) -> PreTrainedModel:
-    """A model with one score, in eval mode: a reward model with its own head, a causal model with a fresh one.
+    """A model with one score, in eval mode: a reward model with its own head, a causal model with a fresh one; an
+    adapter's gives its base model with the adapter merged into the weights, unless `keep_adapter`.
 
     A fresh head is drawn from the seed. `fresh_head=False` refuses a model that has none of its own.
 
@@ -37,9 +41,15 @@ def load_reward_model(
     """
     import transformers
 
-    config = _config(path)
+    kind = transformers.AutoModelForSequenceClassification
     model, missing = load_weights(
-        path, transformers.AutoModelForSequenceClassification, dtype=dtype, config=config, unused=("lm_head.weight",)
+        path,
+        kind,
+        dtype=dtype,
+        config=_config(path),
+        unused=("lm_head.weight",),
+        device=device,
+        keep_adapter=keep_adapter,
     )
     head = dict(model.named_children()).get(HEAD)
     if type(head) is not nn.Linear:
@@ -54,8 +64,21 @@ def load_reward_model(
         nn.init.normal_(weight, std=(head.in_features + 1) ** -0.5, generator=generator)
         with torch.no_grad():
             head.weight.copy_(weight)
-    _set_pad(model, path, is_fresh=bool(missing))
+    _set_pad(model, path, is_fresh=bool(missing) or not has_score(read_config(base_of(path))))
     return placed(model, device).eval()
+
+
+def reward_skeleton(path: str) -> PreTrainedModel:
+    """The reward model that `load_reward_model` gives, without its weights."""
+    import transformers
+
+    config = _config(path)
+    try:
+        with guarded(), torch.device("meta"):
+            return transformers.AutoModelForSequenceClassification.from_config(config)
+    except Exception as error:
+        reason = str(error).partition("\n")[0]
+        raise ValueError(f"path {path!r}: transformers cannot build a reward model of it; {reason}") from error
 
 
 def check_scores(path: str) -> None:

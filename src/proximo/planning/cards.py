@@ -6,9 +6,9 @@ from typing import ClassVar
 
 import torch
 
+from proximo.learner.footprint import machine_bytes
 from proximo.models import free_bytes
 from proximo.planning.roofline import H200, DeviceLimits, machine_of
-from proximo.rl.preflight.estimate import machine_bytes
 from proximo.system import machine
 
 GIB = 2**30

@@ -5,6 +5,7 @@ from typing import Any, Literal
 
 import torch
 
+from proximo.learner.footprint import moments_on
 from proximo.losses.pieces.protocols import KeepTraits
 from proximo.models import Precision
 from proximo.models.adapters.lora import Lora
@@ -14,7 +15,6 @@ from proximo.planning.holdings import Component, Holding, holdings
 from proximo.planning.memory import MemoryUse, StepSize, memory_use
 from proximo.planning.times import StepTime, step_time
 from proximo.rl.config import RunConfig
-from proximo.rl.preflight.estimate import moments_on
 
 
 @dataclass(frozen=True)

@@ -37,6 +37,8 @@ _MARKS = {
     VERIFIERS: ("completion", "state"),
 }
 """Parameters that only one of them has."""
+MAX_NAMES = 100
+"""Metrics that one function may give."""
 _OF_VERIFIERS = ("prompt", "completion", "answer", "state", "info", "task")
 
 
@@ -62,6 +64,27 @@ class Adapted:
         of_verl = self.form in (VERL, VERL_WHOLE)
         rows = _verl_rows(columns, count, self.headers) if of_verl else _verifiers_rows(columns, count)
         return [_score(item) for item in _each(self.function, rows)]
+
+    def measured(self, columns: Columns, count: int) -> dict[str, list[Any]]:
+        """Numbers of a step by their names: a list, of one for each completion, has the empty name; of a dict each
+        entry is such a list, or one number of the whole step."""
+        if self.form != TRL:
+            return {"": self(columns, count)}
+        result = finished(self.function(**_for_trl(self.function, columns)))
+        if not isinstance(result, Mapping):
+            return {"": listed(result, count)}
+        return {str(name): _one_or_listed(item, count) for name, item in itertools.islice(result.items(), MAX_NAMES)}
+
+    @property
+    def described(self) -> str:
+        """Form of the call, in words, with what has no effect here."""
+        names, _ = _parameters(self.function) if self.form == TRL else (set[str](), False)
+        unheard = [name for name in LOGGING if name in names]
+        return (
+            f"{self.form}; what it gives to {' and '.join(unheard)} is not logged: metrics= is"
+            if unheard
+            else self.form
+        )
 
 
 def adapted(function: Any) -> Adapted:
@@ -117,9 +140,13 @@ def accepted(function: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 def _for_trl(function: Any, columns: Columns) -> dict[str, Any]:
     """The columns, and what TRL's trainer gives besides, to a function that names it: here without effect."""
-    trainers = {"trainer_state": None, "log_extra": _nothing, "log_metric": _nothing, "environments": None}
+    trainers = {"trainer_state": None, "environments": None, **dict.fromkeys(LOGGING, _nothing)}
     names, _ = _parameters(function)
     return accepted(function, columns) | {n: value for n, value in trainers.items() if n in names and n not in columns}
+
+
+LOGGING = ("log_extra", "log_metric")
+"""Functions of TRL's trainer that log."""
 
 
 def _nothing(*_: Any, **__: Any) -> None:
@@ -335,6 +362,11 @@ def listed(result: Any, count: int) -> list[Any]:
         number = "more" if len(scores) > count else str(len(scores))
         raise Junk(f"it returned {number} scores for {count} completions")
     return scores
+
+
+def _one_or_listed(item: Any, count: int) -> list[Any]:
+    """A number of the whole step as a list of its own."""
+    return listed(item, count) if isinstance(item, Iterable) and not isinstance(item, str) else [item]
 
 
 def to_number(score: Any) -> float | str | None:

@@ -80,9 +80,8 @@ class Grading:
 
     def called(self) -> list[str]:
         """A line for each reward function of a user's that was called: as whose."""
-        forms = {
-            pool.job.path: pool.form for pool in self._shared.values() if isinstance(pool, WorkerPool) and pool.form
-        } | self.forms
+        pools = [pool for pool in self._shared.values() if isinstance(pool, WorkerPool)]
+        forms = {pool.job.path: pool.form for pool in pools if pool.form and not pool.job.measures} | self.forms
         return [f"reward {name}: called as {form}" for name, form in forms.items()]
 
     def close(self) -> None:

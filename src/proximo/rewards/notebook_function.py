@@ -54,7 +54,7 @@ class GivenFunction:
 
         Example: GivenFunction.of(lambda completions, **columns: [float(len(text)) for text in completions])
         """
-        made = cls(name=_name_of(function), code=fingerprint(function), **fields)
+        made = cls(name=name_of(function), code=fingerprint(function), **fields)
         object.__setattr__(made, "_function", function)  # no field: a config file cannot hold it
         return made
 
@@ -84,7 +84,7 @@ class GivenFunction:
             raise GraderFailed(f"the reward function {self.name!r} cannot be called: {error}") from None
         caller, begun = _InProcess(function), []
         with grading() as active:
-            active.forms[self.name] = function.form
+            active.forms[self.name] = function.described
             for asked, answers in groups(problems, completions):
                 work = partial(ask, caller, columns_of(asked, answers), alone=not self.siblings)
                 begun.append((self._begun(work, active), answers))
@@ -127,7 +127,7 @@ class _InProcess:
         return [checked(to_number(score)) for score in scores]
 
 
-def _name_of(function: Function) -> str:
+def name_of(function: Function) -> str:
     inner = function.func if isinstance(function, partial) else function
     name = getattr(inner, "__name__", None) or type(inner).__name__
     return "".join(letter if letter.isalnum() else "_" for letter in name).strip("_") or "function"

@@ -25,10 +25,10 @@ def serve(requests: int, answers: int) -> None:
         channel.send(answers, {"refused": called})
         return
     runner = os.getpid()
-    channel.send(answers, {"ready": True, "form": called.form if job["user"] else ""})
+    channel.send(answers, {"ready": True, "form": called.described if job["user"] else ""})
     while (request := channel.receive(requests)) is not None:
         before = worker.computed()
-        answer = _answered(called, request, is_users=job["user"])
+        answer = _measured(called, request) if job["measures"] else _answered(called, request, is_users=job["user"])
         if os.getpid() != runner:  # the function forked, and this is the copy coming back
             os._exit(0)
         spent = {"id": request["id"], "computed": worker.computed() - before}
@@ -49,6 +49,16 @@ def _loaded(job: Mapping[str, Any]) -> Any:
         return calling.adapted(function) if job["user"] else function
     except (TypeError, ValueError) as error:
         return f"{job['name']} cannot be called: {error}"
+
+
+def _measured(function: Any, request: Mapping[str, Any]) -> dict[str, Any]:
+    """The numbers of a metric's function, or how it failed."""
+
+    def numbers() -> dict[str, Any]:
+        named = function.measured(request["arguments"], request["count"])
+        return {"measured": {name: [calling.to_number(item) for item in items] for name, items in named.items()}}
+
+    return worker.guarded(numbers, request["seed"])
 
 
 def _answered(function: Callable[..., Any], request: Mapping[str, Any], *, is_users: bool) -> dict[str, Any]:

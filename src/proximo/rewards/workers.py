@@ -9,10 +9,12 @@ whatever they do, and what a lost node was asked is asked elsewhere.
 
 import hashlib
 import json
+import math
+import re
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ from typing import Any
 from proximo.processes.child import NODE_LOST, TRIES, NodePlaces, NotLoaded, WorkerProcess, located
 from proximo.processes.failures import Failure, GraderFailed, Outcome, checked, plain
 from proximo.processes.pool import Result, Threads, Waiting, WorkerSlot
+from proximo.rewards.calling import MAX_NAMES
 
 SCRIPT = Path(__file__).with_name("worker.py")
 LONGEST = 86_400.0
@@ -34,6 +37,10 @@ LEAST_WAIT = 0.1
 """Seconds that calls wait, below which they do not run at once: on a busy machine a quick call waits a little, too."""
 PAYS_OFF = 20
 """Number of calls within which the start of a further worker must pay off."""
+NAME = re.compile(r"[\w.-]{1,80}")
+"""Names that a metric of a user's may have."""
+Measured = Mapping[str, Sequence[float]]
+"""Numbers of a step by the names of their metrics; the empty one is that of the function."""
 Columns = Mapping[str, Sequence[Any]]
 """Arguments of a call by name, each with one entry for each completion."""
 
@@ -48,11 +55,18 @@ class FunctionJob:
     memory_mb: int
     is_users: bool = False
     """True if it is a user's function, called as its parameters say; ours take their arguments as they are."""
+    measures: bool = False
+    """True if it gives metrics of a step, and no scores."""
+
+    @property
+    def field(self) -> str:
+        """Field of a config that names it, for errors."""
+        return "metrics" if self.measures else "reward.path"
 
     def message(self) -> dict[str, Any]:
         """Message that says what the process loads."""
         path, name = located(self.path)
-        return {"place": path, "name": name, "user": self.is_users}
+        return {"place": path, "name": name, "user": self.is_users, "measures": self.measures}
 
 
 class WorkerPool:
@@ -77,13 +91,24 @@ class WorkerPool:
 
     def call(self, columns: Columns, constants: Mapping[str, Any]) -> "list[Outcome] | Failure":
         """A score or a failure for each completion, or one failure of the whole call."""
+        return self._with_worker(lambda worker: worker.call(columns, constants))
+
+    def measure(self, columns: Columns) -> "Measured | Failure":
+        """The metrics of a step's completions."""
+        return self._with_worker(lambda worker: worker.measure(columns))
+
+    def check(self) -> None:
+        """Raise GraderFailed if the function cannot be loaded or called."""
+        self._with_worker(lambda worker: worker.start())
+
+    def _with_worker(self, work: "Callable[[Worker], Result]") -> Result:
         with self._lock:
             if not self._idle:
                 self._idle.append(Worker(self.job, self._places))
                 self._workers.append(self._idle[-1])
             worker = self._idle.pop()
         try:
-            return worker.call(columns, constants)
+            return work(worker)
         finally:
             with self._lock:
                 self._idle.append(worker)
@@ -131,6 +156,23 @@ class Worker:
 
     def call(self, columns: Columns, constants: Mapping[str, Any]) -> list[Outcome] | Failure:
         """A score or a failure for each completion, or one failure of the whole call."""
+        return self._answered(columns, constants, _read)
+
+    def measure(self, columns: Columns) -> "Measured | Failure":
+        """The metrics of a step's completions."""
+        return self._answered(columns, {}, _read_measured)
+
+    def start(self) -> None:
+        """Start the process, if it is not there; raises GraderFailed where the function cannot be loaded."""
+        with self._slot:
+            self._ready()
+
+    def _answered(
+        self,
+        columns: Columns,
+        constants: Mapping[str, Any],
+        read: Callable[[Mapping[str, Any], int], Result | Failure],
+    ) -> Result | Failure:
         count = len(next(iter(columns.values())))
         arguments = _encoded({name: list(column) for name, column in columns.items()} | dict(constants))
         # Random numbers follow what is asked, not when or after what.
@@ -139,7 +181,7 @@ class Worker:
             answer, printed = self._ask(arguments, count, seed)
             if isinstance(answer, Failure):
                 return _with_output(answer, printed)
-            result = _read(answer, count)
+            result = read(answer, count)
             if isinstance(result, Failure):
                 result = _with_output(result, printed)
             self._recycle(answer, result)
@@ -168,7 +210,7 @@ class Worker:
         except NotLoaded as error:
             if self._process is not None:
                 return Failure("start", f"its process could not be started again: {error}", fatal=True)
-            raise GraderFailed(f"reward.path is {self.job.path!r}: {error}") from None
+            raise GraderFailed(f"{self.job.field} is {self.job.path!r}: {error}") from None
         if process is None:
             return Failure("died", "the run has ended")
         if process is not self._process:
@@ -183,7 +225,7 @@ class Worker:
         self.computed += busy
         self.waits.append(seconds - busy)
 
-    def _recycle(self, answer: Mapping[str, Any], result: list[Outcome] | Failure) -> None:
+    def _recycle(self, answer: Mapping[str, Any], result: object) -> None:
         """Replace a worker that is growing, out of memory, was told to exit or has closed its output."""
         self._calls += 1
         memory, children = _whole(answer.get("memory")), _whole(answer.get("children"))
@@ -223,6 +265,30 @@ def _read(answer: Mapping[str, Any], count: int) -> list[Outcome] | Failure:
     if not isinstance(scores, list) or len(scores) != count:
         return Failure("junk", "its process answered no list of scores", fatal=True)
     return [checked(value) for value in scores]
+
+
+def _read_measured(answer: Mapping[str, Any], count: int) -> "Measured | Failure":
+    """Read the metrics that a process of foreign code answers, likewise."""
+    if isinstance(failed := answer.get("failed"), str):
+        return Failure(plain(failed, 80), plain(str(answer.get("message"))), fatal=failed in ("exit", "memory"))
+    return checked_measures(answer.get("measured"), count)
+
+
+def checked_measures(named: object, count: int) -> "Measured | Failure":
+    """Metrics that a function gave by their names, or what is wrong with them; what is no finite number of a row is
+    left out."""
+    if not isinstance(named, dict) or len(named) > MAX_NAMES:
+        return Failure("junk", "it answered no metrics", fatal=True)
+    measures = dict[str, list[float]]()
+    for name, items in named.items():
+        if not isinstance(name, str) or not isinstance(items, list) or len(items) > max(count, 1):
+            return Failure("junk", "it answered no lists of numbers", fatal=True)
+        if name and not NAME.fullmatch(name):
+            return Failure("junk", f"it named a metric {plain(name, 100)!r}: use letters, digits, _, - and .")
+        if texts := [item for item in items if item is not None and not isinstance(item, float)]:
+            return Failure("not a number", f"it returned {plain(str(texts[0]), 150)} for {name or 'a completion'}")
+        measures[name] = [item for item in items if item is not None and math.isfinite(item)]
+    return measures
 
 
 def _with_output(failure: Failure, printed: str) -> Failure:

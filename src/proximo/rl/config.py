@@ -20,8 +20,11 @@ from proximo.losses.pieces.protocols import AdvantageTraits
 from proximo.models import Precision
 from proximo.models.adapters.lora import Lora
 from proximo.models.values import OwnLayers, ValueForm
+from proximo.rewards.metrics import Metric, check_metrics
 from proximo.rl.named_pieces import with_named_pieces
 from proximo.rl.reward_config import RewardMix, check_rewards, mixed_range
+from proximo.rl.schedules import Schedule
+from proximo.rl.step_numbers import check_fields
 from proximo.runs.options import CheckpointOptions
 from proximo.samplers.embedded import Embedded
 from proximo.samplers.engines.options import Fleet, Workers
@@ -312,6 +315,11 @@ class RunConfig:
     """Processes that share the model and the work. None: one process, which holds the whole model."""
     workers: Workers | None = None
     """Processes of reward functions and environments on the nodes of a cluster. None: on this machine."""
+    schedules: Mapping[str, Schedule] | None = None
+    """Schedules of numbers that change from step to step, by the dotted names of their fields: those of the algorithm,
+    the learning rate, the sampling temperature. None: all stay as they are."""
+    metrics: tuple[Metric, ...] | None = None
+    """Functions that measure what each step has sampled, logged as `user/NAME`. None: none."""
 
     @property
     def pretrain_steps(self) -> int:
@@ -380,6 +388,8 @@ class RunConfig:
             )
         check_rewards(self.task, self.rewards, self.algorithm, self.environment)
         self.algorithm.check_run(group_size=self.training.group_size, updates_per_batch=self.training.updates)
+        check_fields(self)
+        check_metrics(self.metrics)
 
 
 def load_run(path: str, code: CodePermission | None = None) -> RunConfig:

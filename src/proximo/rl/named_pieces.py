@@ -5,6 +5,7 @@ from typing import Any
 
 from proximo.algorithms.explain import CARDS, card
 from proximo.config import toml
+from proximo.rl.schedules import spelled_out
 
 
 def with_named_pieces(tables: dict[str, Any], *, with_kl: bool) -> dict[str, Any]:
@@ -20,6 +21,12 @@ def with_named_pieces(tables: dict[str, Any], *, with_kl: bool) -> dict[str, Any
         tables["environment"] = {"type": "MultiTurn", "path": path}
     if "tools" in tables:
         tables.setdefault("environment", {"type": "MultiTurn"})
+    if isinstance(table := tables.get("schedules"), dict):
+        tables["schedules"] = spelled_out(table)
+    if isinstance(metrics := tables.get("metrics"), str | list):
+        several = metrics if isinstance(metrics, list) else [metrics]
+        named = [{"type": "PythonMetric", "path": each} if isinstance(each, str) else each for each in several]
+        tables["metrics"] = named
     if (reward := tables.pop("reward", None)) is not None:
         _set_rewards(tables, reward if isinstance(reward, list) else [reward])
     return tables

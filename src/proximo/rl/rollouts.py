@@ -146,6 +146,8 @@ class Collector:
     keep: Keep
     seed: int
     environment: Interaction = field(default_factory=SingleTurn)
+    sampling_at: Callable[[int], SamplingOptions] | None = None
+    """Sampling options of the step of an index, where they change. None: `sampling` in all steps."""
 
     def collect(self, cursor: DataCursor, *, step: int, version: int) -> Collected:
         """Fill a step with groups to train on."""
@@ -210,7 +212,8 @@ class Collector:
             Question(problem, Request(key=index, prompt_tokens=tokens, num_samples=self.training.group_size))
             for (index, problem), tokens in zip(drawn, prompts, strict=True)
         ]
-        ask = Ask(self.sampler, self.tokenizer, self.sampling, seed=seed, step=step, version=version)
+        sampling = self.sampling if self.sampling_at is None else self.sampling_at(step)
+        ask = Ask(self.sampler, self.tokenizer, sampling, seed=seed, step=step, version=version)
         return prompts, play(self.environment, questions, ask)
 
 

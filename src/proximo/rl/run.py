@@ -10,6 +10,7 @@ from proximo.models.model_types import PreTrainedTokenizerBase
 from proximo.models.out_of_memory import explaining_memory
 from proximo.models.tokens.spelling import Spelling
 from proximo.rewards.grading import Grading
+from proximo.rewards.metrics import StepMeasures
 from proximo.rl.build import HoldsOnRanks, build_learner, build_rollouts
 from proximo.rl.clock import Timeline
 from proximo.rl.config import RunConfig
@@ -49,6 +50,7 @@ class Run:
         preflight checks gave, where they were made. `calibrated` is called before the policy's weights are loaded."""
         self.config, self.folder, self.progress = config, folder, progress
         checked = checked or preflight(config)
+        self.numbers = checked.numbers
         self.tokenizer: PreTrainedTokenizerBase = checked.tokenizer
         self.spelling = Spelling(self.tokenizer)
         self.left_out, self.waits_for = checked.left_out, checked.remarks
@@ -59,6 +61,8 @@ class Run:
         )
         self.grading = Grading(folder, None if config.workers is None else config.workers.open())
         """Failures and worker processes of this run's graders."""
+        self.measures = StepMeasures(config.metrics or (), self.grading)
+        self.measures.check()
         with self.grading.active():
             graded = calibration(self.task, config.seed)
             self.remarks = [*graded.remarks, *config.penalty_remarks]
@@ -75,6 +79,7 @@ class Run:
             keep=config.algorithm.keep,
             seed=config.seed,
             environment=config.environment,
+            sampling_at=self.numbers.sampling,
         )
         self.timeline, self.stop = Timeline(), Stop()
         self.rollouts: Rollouts = build_rollouts(config, built, self.collector, self.timeline.lanes)

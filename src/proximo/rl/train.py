@@ -5,7 +5,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
@@ -13,12 +13,15 @@ import pyarrow as pa
 import torch
 
 from proximo.config import toml
+from proximo.data.rows import forget_rows
 from proximo.learner.critic import kl_per_completion
 from proximo.learner.guard import Update
+from proximo.learner.learner import Learner
 from proximo.losses.advantage_inputs import shaped_rewards
 from proximo.models.out_of_memory import explaining_memory
 from proximo.rl.assemble import assemble, to_batch
 from proximo.rl.clock import LEARNER, Clock
+from proximo.rl.config import RunConfig
 from proximo.rl.evaluate import since_best
 from proximo.rl.metrics import clipping_metrics, kl_metrics, step_metrics
 from proximo.rl.preflight.preflight import skipped_line
@@ -51,6 +54,7 @@ def train(run: Run, session: RunSession | None = None, *, ends: Callable[[], boo
         if session.result is not None:
             return RunResult.from_dict(session.result, run.folder, run.task, config.seed)
         run.log = session.log
+        forget_rows()
         until.enter_context(run.working())
         saves = Checkpointer(config.checkpoints, run.parts, run.tokenizer, run.log, run.progress.warned)
         state = _started(run, session, saves)
@@ -92,10 +96,11 @@ def train_step(run: Run, index: int, cursor: DataCursor) -> Collected:
         with clock.phase("rollout"), explaining_memory(SAMPLE_LESS):
             collected = collect(run.rollouts, run.collector)
         clock.split("rollout", "grade", collected.grading_seconds)
+        measuring = run.measures.begin([*collected.groups, *collected.dropped])
         rate = _scheduled(run, index)
         assembled = _assembled(run, collected, clock)
     updates = _updated(run, assembled, index, clock)
-    step = Step(index + 1, cursor, version, collected, assembled, updates, rate)
+    step = Step(index + 1, cursor, version, collected, assembled, updates, rate, measuring())
     _report(run, step)
     _write(run, step, clock)
     if run.config.stop_on is None:  # else the run ends with its best checkpoint
@@ -223,14 +228,29 @@ class Step:
     """Batch of the step. None: there was no group to train on."""
     updates: Sequence[Update]
     learning_rate: float
+    measures: Mapping[str, float]
+    """Metrics of the user's own."""
 
 
 def _scheduled(run: Run, index: int) -> float:
-    """Reset the reference if that is due, and set the step's learning rate."""
+    """Reset the reference if that is due, and set the step's numbers and its learning rate."""
     every = run.config.training.reset_reference_every
     if every is not None and index and index % every == 0:
         run.learner.policy.reset_reference()
+    if run.config.schedules:
+        _set_numbers(run.learner, run.numbers.at(index))
     return run.learner.set_learning_rate(index, policy_step=index - run.config.pretrain_steps)
+
+
+def _set_numbers(learner: Learner, config: RunConfig) -> None:
+    """Give the learner the numbers of a step's config."""
+    value = config.value_options
+    learner.set_numbers(
+        config.algorithm.with_length_limit(config.sampling.max_tokens),
+        config.training.for_learner(),
+        temperature=config.sampling.temperature,
+        value_learning_rate=value and value.rate(config.training.learning_rate),
+    )
 
 
 def _assembled(run: Run, collected: Collected, clock: Clock) -> Assembled | None:
@@ -271,6 +291,8 @@ def _report(run: Run, step: Step) -> None:
         notices += skipped_updates(run.folder, step.number, step.assembled.batch, step.updates)
     groups = [*collected.groups, *collected.dropped]
     run.monitor.after_step(step.number, groups, notices, run.rollouts.take_notices())
+    for line in run.measures.take_notices():
+        run.monitor.notify(step.number, "metric", line)
 
 
 def _write(run: Run, step: Step, clock: Clock) -> None:
@@ -306,6 +328,7 @@ def _metrics(run: Run, step: Step, everyone: Batch) -> dict[str, float]:
         is_whole=not config.sampling.truncates and not config.sampling.greedy,
         shaped=everyone.rewards if learner.algorithm.length_penalties else None,
     )
+    metrics |= run.numbers.logged(step.number - 1) | step.measures
     if assembled is None:
         return metrics
     if trains_policy:

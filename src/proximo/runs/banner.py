@@ -47,13 +47,11 @@ def terminal_width() -> int:
     return min(max(columns, NARROW), WIDE)
 
 
-def folder_lines(folder: str | Path) -> list[BannerLine]:
-    """Folder of a run, and the commands to watch, stop and resume it."""
+def folder_lines(folder: str | Path, shows: str = "curves and every rollout") -> list[BannerLine]:
+    """Folder of a run, and the commands to watch, stop and resume it; its page in the browser `shows` this."""
     run = shlex.quote(str(folder))
     return [
         ("run folder", str(folder)),
-        (
-            "watch",
-            f"proximo watch {run}, or proximo view {run} in the browser; Ctrl-C saves, proximo resume {run} goes on",
-        ),
+        ("watch", f"proximo watch {run}, or proximo view {run} for {shows} in the browser"),
+        ("stop", f"Ctrl-C saves the run; proximo resume {run} goes on with it"),
     ]

@@ -15,10 +15,11 @@ from proximo.rewards.judges.judge import is_rubric_file
 from proximo.system.folders import MANIFEST, file_hash
 from proximo.system.opening import blob_of, names, without_links
 
-FREE = ("checkpoints", "ranks", "workers")
+FREE = ("checkpoints", "ranks", "workers", "metrics")
 FREE_NAMES = ("save_every", "at_once")
-"""Tables, and fields of any table, that may change at any time: neither when a run is saved nor where or how many calls
-of a reward run at once affects its numbers, and another number of processes affects them as rounding does."""
+"""Tables, and fields of any table, that may change at any time: neither when a run is saved, nor what else is measured
+of it, nor where or how many calls of a reward run at once affects its numbers, and another number of processes affects
+them as rounding does."""
 NAMES_FILES = ("model", "teacher", "path", "held_out", "reference", "reference_logprobs")
 """Fields whose value may be a data file or a model's folder. Code is known by its form, in any field."""
 NAMES_FUNCTIONS = ("path",)

@@ -79,6 +79,7 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
         "updates": "number of updates in the step, skipped ones included",
         "skipped_updates": "number of updates that were not applied: gradient not finite, or a spike",
         "learning_rate": "learning rate of the policy in this step",
+        "schedule/…": "number of a field in this step, by its schedule; of a learning rate before the warm-up",
         "measured": "share of the trained tokens that the update metrics below cover; rows without an advantage may be "
         "left out",
         "loss": "loss of an update, all terms; its size says nothing about progress",
@@ -158,6 +159,10 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
         "routing_drift": "share of the experts chosen before the step's first update that are not chosen after it",
         "routing_drift_tokens": "share of the tokens for which that update changed at least one expert",
         "router_loss": "load-balancing loss of an update: how unevenly experts are used",
+    },
+    "Metrics of your own": {
+        "user/…": "number that a function of `metrics` gives for the step, the mean where it gives one for each "
+        "completion; null where it fails or gives none",
     },
     "Held-out problems, in separate rows": {
         "held_out/accuracy": "share of the greedy answers that are correct",

@@ -18,12 +18,14 @@ from proximo.models.adapters.lora import Lora, add_lora
 from proximo.models.adapters.quantized import check_quantization
 from proximo.models.adapters.starting import base_for, check_adapter
 from proximo.models.compiling import allow_compiling
-from proximo.models.model_types import PreTrainedModel
+from proximo.models.loading import skeleton
+from proximo.models.model_types import PreTrainedModel, PreTrainedTokenizerBase
 from proximo.models.shipped import resolve
 from proximo.models.stop_tokens import declared_ends
 from proximo.runs.session import RunSession
 from proximo.supervised.encoding import Encoded, EncodedRows, Prepared, prepare
 from proximo.supervised.fitting import FitOptions, Fitted, fit_session
+from proximo.supervised.overview import Overview, check_speaks
 from proximo.supervised.reference import (
     Reference,
     compute_reference,
@@ -34,7 +36,7 @@ from proximo.supervised.reference import (
     write_reference,
 )
 from proximo.supervised.snapshots import once
-from proximo.supervised.stage_model import HoldsStages, StageModel, check_ranks, loading_place, stage_model
+from proximo.supervised.stage_model import HoldsStages, StageModel, check_held, loading_place, stage_model
 from proximo.types.tensor_types import Float
 
 
@@ -66,7 +68,7 @@ class DpoConfig:
     """Processes that hold the model in shards between them. None: one process holds all of it."""
 
     def __post_init__(self) -> None:
-        check_ranks(self.ranks, self.fit.adam_moments, self.adapter)
+        check_held(self.ranks, self.fit, self.adapter)
 
 
 def dpo(
@@ -89,21 +91,13 @@ def _dpo(
     config: DpoConfig, session: RunSession, say: Callable[[str], None], ranks: HoldsStages | None
 ) -> dict[str, Any]:
     """Train; the result is a `Fitted` as a dict, as it is stored."""
-    path = resolve(config.model)
-    if config.adapter is not None:
-        check_adapter(path, config.adapter)
-        check_quantization(config.adapter.quantize_base, pick_device(config.device))
-    tokenizer, reference_path = load_tokenizer(path), path if config.reference is None else resolve(config.reference)
-    if load_tokenizer(reference_path).get_vocab() != tokenizer.get_vocab():
-        raise ValueError(
-            f"reference is {config.reference!r}, model {config.model!r}: their vocabularies differ, so their "
-            "log-probs cannot be compared; use a reference with the model's own tokenizer"
-        )
-    data = prepare(config.data, read_rankings, tokenizer, declared_ends(path))
-    known = None if config.reference_logprobs is None else read_reference(config.reference_logprobs, data)
+    path, reference_path = resolve(config.model), resolve(config.reference or config.model)
+    overview = dpo_overview(config)
+    tokenizer, data = overview.tokenizer, overview.data
+    overview.tell(say, session.folder)
+    known = _known(config, data)
     shared, batch, budget = reference_path == path, config.fit.batch, config.fit.token_budget
     model = _loaded(config, reference_path, ranks if shared else None)
-    data.check_room(model)
     weights = weights_fingerprint(model, None if ranks is None else _dtype(config))
     if known is not None and known.weights != weights:
         raise ValueError(
@@ -115,7 +109,6 @@ def _dpo(
     if not shared:
         del model  # before the next one is loaded, so that only one model is in memory at a time
         model = _loaded(config, path, ranks)
-        data.check_room(model)
     held = _held(config, model, path, ranks)
     if known is None:  # ranks share the passes; a new adapter adds 0
         assert ranks is not None
@@ -129,6 +122,46 @@ def _dpo(
     stage = Preferences(model, data, reference, config.loss, config.fit)
     fitted = fit_session(session, stage, held, config.fit, tokenizer, config.seed, say, report, ranks)
     return replace(fitted, skipped=len(data.mistakes)).to_dict()
+
+
+def dpo_overview(config: DpoConfig) -> Overview:
+    """Refuse whatever DPO refuses before it loads weights; tell the rest."""
+    path, reference_path = resolve(config.model), resolve(config.reference or config.model)
+    if config.adapter is not None:
+        check_adapter(path, config.adapter)
+        check_quantization(config.adapter.quantize_base, pick_device(config.device))
+    tokenizer = load_tokenizer(path)
+    data = prepare(config.data, read_rankings, tokenizer, declared_ends(path))
+    check_speaks(path)
+    _check_reference(config, reference_path, tokenizer, data)
+    _known(config, data)
+    return Overview(config, tokenizer, data, config.data.path, skeleton(path), _loss(config)).check()
+
+
+def _check_reference(config: DpoConfig, path: str, tokenizer: PreTrainedTokenizerBase, data: Prepared) -> None:
+    """Refuse a reference that does not read the model's tokens, or not as many."""
+    if config.reference is None:
+        return
+    check_speaks(path)
+    if load_tokenizer(path).get_vocab() != tokenizer.get_vocab():
+        raise ValueError(
+            f"reference is {config.reference!r}, model {config.model!r}: their vocabularies differ, so their "
+            "log-probs cannot be compared; use a reference with the model's own tokenizer"
+        )
+    data.check_room(skeleton(path))
+
+
+def _known(config: DpoConfig, data: Prepared) -> Reference | None:
+    """Log-probs of the reference from an earlier run, where the config names them."""
+    return None if config.reference_logprobs is None else read_reference(config.reference_logprobs, data)
+
+
+def _loss(config: DpoConfig) -> str:
+    """The loss in words."""
+    of = "the model they begin with" if config.reference is None else config.reference
+    ratios = "log p - log p of the reference, per token" if config.loss.averages else "log p - log p of the reference"
+    margin = f"the chosen minus the rejected completion's {ratios}"
+    return f"{type(config.loss).__name__} with beta {config.loss.beta:g} of the margin, {margin}; the reference: {of}"
 
 
 def _dtype(config: DpoConfig) -> torch.dtype:

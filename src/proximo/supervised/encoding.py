@@ -70,11 +70,15 @@ class Prepared:
         if (reach := reach_of(model.config)) is not None and longest > reach.tokens:
             raise ValueError(f"data.max_tokens allows {longest} tokens, but {reach.why}: set it to {reach.tokens}")
 
-    def report(self, log: RunLog, say: Callable[[str], None]) -> None:
-        """Report how much data there is, and which rows were skipped."""
+    @property
+    def counts(self) -> str:
+        """Number of rows to train on, held out and left out, for a person."""
         left_out = f", {counted(len(self.mistakes), 'bad row')} left out" if self.mistakes else ""
         too_long = "" if self.limit is None else self.limit.line
-        say(f"{len(self.train)} to train on, {len(self.held_out)} held out{left_out}{too_long}")
+        return f"{len(self.train)} to train on, {len(self.held_out)} held out{left_out}{too_long}"
+
+    def report(self, log: RunLog, say: Callable[[str], None]) -> None:
+        """Report what became of rows that are not trained on as they are."""
         items = [*self.train, *self.held_out]
         if closed := sum(item.closed for item in items):
             whole = sum(len(item.completions) for item in items)

@@ -2,18 +2,15 @@
 
 import json
 import math
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from random import Random
 from typing import Any, Literal
 
-from proximo.data.rankings import Ranking, read_rankings
-from proximo.data.rows import Mistakes, read_prompt
+from proximo.data.rankings import Ranking, ranking_row, read_rankings
+from proximo.data.rows import Mistakes
 from proximo.losses.arithmetic import count_of
-from proximo.runs.files import ROLLOUTS, stored_steps
-from proximo.runs.rollout_files import read_columns
+from proximo.supervised.stored_groups import group_files, groups_in, prompt_of, step_range
 from proximo.system.folders import write_file
 from proximo.system.opening import make_folder, without_links
 
@@ -40,7 +37,7 @@ class PairsConfig:
             raise ValueError(f"out is {self.out!r}: give a name that ends with .jsonl")
         if not 0 <= self.old_share < 1:
             raise ValueError(f"old_share is {self.old_share}: give a share from 0 to below 1")
-        _range(self.steps)
+        step_range(self.steps)
 
 
 @dataclass
@@ -80,7 +77,7 @@ def write_pairs(config: PairsConfig) -> Counts:
     if config.old is not None:
         rankings += _drawn(earlier, config, counts)
     make_folder(out.parent)
-    lines = (json.dumps(_row(ranking), ensure_ascii=False) + "\n" for ranking in rankings)
+    lines = (json.dumps(ranking_row(ranking), ensure_ascii=False) + "\n" for ranking in rankings)
     write_file(out, "".join(lines).encode())
     return counts
 
@@ -89,55 +86,15 @@ def write_pairs(config: PairsConfig) -> Counts:
 
 
 def _fresh(config: PairsConfig, counts: Counts) -> Iterator[Ranking]:
-    for path in _files(config):
-        for group in _groups(path, config.by):
+    for path in group_files(config.run, config.steps):
+        for group in groups_in(path, [config.by]):
             counts.groups += 1
             completions = _ranked(group, config.by, counts)
             if len(completions) < 2:
                 counts.one_level += 1
                 continue
             counts.fresh += 1
-            first = group[0]
-            prompt = first["prompt"] if first["messages"] is None else read_prompt(json.loads(first["messages"]))
-            yield Ranking(f"{path}, group {first['group']}", prompt, completions)
-
-
-def _files(config: PairsConfig) -> list[Path]:
-    run = without_links(config.run)
-    files = [run / ROLLOUTS / f"step-{step:06d}.parquet" for step in stored_steps(run)]
-    if not files:
-        raise ValueError(f"run is {config.run!r}: it has no rollouts, give the folder of a run of proximo train")
-    chosen = [path for path in files if _step(path) in _range(config.steps)]
-    if not chosen:
-        steps = f"{_step(files[0])} to {_step(files[-1])}"
-        raise ValueError(f"steps is {config.steps!r}: {config.run} has steps {steps}, none of them in this range")
-    return chosen
-
-
-def _step(path: Path) -> int:
-    return int(path.stem.removeprefix("step-"))
-
-
-def _range(steps: str) -> range:
-    first, colon, last = steps.partition(":")
-    if not colon or not all(part == "" or part.isdecimal() for part in (first, last)):
-        raise ValueError(f"steps is {steps!r}: give A:B, such as 10:20, 10: or :20")
-    return range(int(first or 0), int(last or sys.maxsize))
-
-
-def _groups(path: Path, by: str) -> Iterator[list[Mapping[str, Any]]]:
-    columns = ["group", "prompt", "messages", "text", "truncated", by]
-    try:
-        table = read_columns(path, columns)
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{path} cannot be read ({error}): leave its step out with steps") from error
-    missing = set(columns) - set(table.column_names)
-    if missing:
-        raise ValueError(f"{path} has no column {', '.join(sorted(missing))}: it is from an older Proximo, train again")
-    groups: dict[int, list[Mapping[str, Any]]] = {}
-    for row in table.to_pylist():
-        groups.setdefault(row["group"], []).append(row)
-    yield from groups.values()
+            yield Ranking(f"{path}, group {group[0]['group']}", prompt_of(group[0]), completions)
 
 
 def _ranked(group: Sequence[Mapping[str, Any]], by: str, counts: Counts) -> tuple[str, ...]:
@@ -174,13 +131,3 @@ def _drawn(earlier: Sequence[Ranking], config: PairsConfig, counts: Counts) -> l
     counts.old = min(wanted, len(earlier))
     counts.old_missing = wanted - counts.old
     return Random(config.seed).sample(earlier, counts.old)
-
-
-def _row(ranking: Ranking) -> dict[str, Any]:
-    prompt = ranking.prompt if isinstance(ranking.prompt, str) else [dict(message) for message in ranking.prompt]
-    match ranking.completions:
-        case chosen, rejected:
-            margin = {} if ranking.margin is None else {"margin": ranking.margin}
-            return {"prompt": prompt, "chosen": chosen, "rejected": rejected, **margin}
-        case several:
-            return {"prompt": prompt, "ranking": list(several)}

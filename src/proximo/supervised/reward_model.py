@@ -14,16 +14,21 @@ from proximo.learner.ranks import Ranks
 from proximo.losses.arithmetic import at_least_float32
 from proximo.losses.pairwise import BradleyTerry, calibration_error, pair_accuracy, ranked_pairs
 from proximo.models import Precision, load_tokenizer, pick_device, pick_dtype
+from proximo.models.adapters.lora import Lora, add_lora
+from proximo.models.adapters.quantized import check_quantization, quantize
+from proximo.models.adapters.starting import base_for
+from proximo.models.adapters.targets import target_layers
 from proximo.models.compiling import allow_compiling
 from proximo.models.model_types import PreTrainedModel
-from proximo.models.reward_models import completion_scores, load_reward_model, pad_token
+from proximo.models.reward_models import HEAD, completion_scores, load_reward_model, pad_token, reward_skeleton
 from proximo.models.shipped import resolve
 from proximo.models.stop_tokens import declared_ends
 from proximo.runs.session import RunSession
 from proximo.supervised.encoding import Encoded, EncodedRows, prepare, to_rows
 from proximo.supervised.fitting import FitOptions, Fitted, fit_session
+from proximo.supervised.overview import Overview, check_files
 from proximo.supervised.snapshots import once
-from proximo.supervised.stage_model import HoldsStages, StageModel, check_ranks, loading_place, stage_model
+from proximo.supervised.stage_model import HoldsStages, StageModel, check_held, loading_place, stage_model
 from proximo.types.tensor_types import Float
 
 
@@ -36,6 +41,9 @@ class RewardModelConfig:
     model: str = "tiny-arithmetic"
     """Model to start from: a folder, a run folder, a hub id or a model name.
     A policy gets a new score head; a reward model is trained further."""
+    adapter: Lora | None = None
+    """Adapter that is trained, with the score head, in the place of the model's own weights. None: the model itself is
+    trained."""
     loss: BradleyTerry = field(default_factory=BradleyTerry)
     fit: FitOptions = field(default_factory=FitOptions)
     device: str = "auto"
@@ -50,7 +58,7 @@ class RewardModelConfig:
     """Processes that hold the model in shards between them. None: one process holds all of it."""
 
     def __post_init__(self) -> None:
-        check_ranks(self.ranks, self.fit.adam_moments)
+        check_held(self.ranks, self.fit, self.adapter)
 
 
 def train_reward_model(
@@ -73,13 +81,12 @@ def _trained(
     config: RewardModelConfig, session: RunSession, say: Callable[[str], None], ranks: HoldsStages | None
 ) -> dict[str, Any]:
     """Train; the result is a `Fitted` as a dict, as it is stored."""
-    path = resolve(config.model)
-    tokenizer = load_tokenizer(path)
-    data = prepare(config.data, read_rankings, tokenizer, declared_ends(path))
+    overview = reward_model_overview(config)
+    tokenizer, data = overview.tokenizer, overview.data
+    overview.tell(say, session.folder)
     model, held = open_model(config, ranks)
     if tokenizer.pad_token_id is None:  # padding with this tokenizer must use the token that the model ignores
         tokenizer.pad_token = tokenizer.convert_ids_to_tokens(pad_token(model.config))
-    data.check_room(model)
     stage = Judgement(model, data.train, data.held_out, config.loss, config.fit.token_budget)
 
     def report() -> None:
@@ -89,12 +96,34 @@ def _trained(
     return replace(fitted, skipped=len(data.mistakes)).to_dict()
 
 
+def reward_model_overview(config: RewardModelConfig) -> Overview:
+    """Refuse whatever the training of a reward model refuses before it loads weights; tell the rest."""
+    path, device = resolve(config.model), pick_device(config.device)
+    tokenizer = load_tokenizer(path)
+    data = prepare(config.data, read_rankings, tokenizer, declared_ends(path))
+    check_files(path)
+    shape = reward_skeleton(path)
+    if config.adapter is not None:
+        base_for(path)
+        target_layers(shape, config.adapter.targets)
+        check_quantization(config.adapter.quantize_base, device)
+    loss = "-log sigmoid(score of the chosen - score of the rejected completion - margin), the mean over all pairs"
+    if config.loss.centring:
+        loss = f"{loss}; plus {config.loss.centring:g} * (the sum of both scores) squared"
+    return Overview(config, tokenizer, data, config.data.path, shape, loss).check()
+
+
 def open_model(config: RewardModelConfig, ranks: HoldsStages | None) -> tuple[PreTrainedModel, StageModel]:
     """The model that is trained, and how it is held."""
     path, device = resolve(config.model), pick_device(config.device)
     dtype = pick_dtype(config.dtype, device)
     held = dtype if ranks is None else torch.float32  # a new head is drawn in it
     model = load_reward_model(path, device=loading_place(device, ranks), dtype=held, seed=config.seed)
+    if config.adapter is not None:
+        if config.adapter.quantize_base is not None:
+            quantize(model, config.adapter.quantize_base, device)
+        add_lora(model, config.adapter, base=base_for(path), seed=config.seed)
+        model.get_submodule(HEAD).requires_grad_(True)
     allow_compiling(model, config.compile)
     return model, stage_model(model, config.fit, config.seed, dtype, ranks)
 

@@ -8,6 +8,9 @@ import torch
 from proximo.data import stable_hash
 from proximo.learner.options import Moments, RateSchedule, check_adam, rate_share
 
+FREEZE = "fit.freeze"
+"""Name of the field with the parameters that are not trained, for errors."""
+
 
 @dataclass(frozen=True)
 class FitOptions:
@@ -35,6 +38,8 @@ class FitOptions:
     """Norm to which each update's gradient is clipped."""
     token_budget: int = 16384
     """Tokens per forward pass; affects memory, not results."""
+    freeze: tuple[str, ...] = ()
+    """Parameters that are not trained: each entry is a part of their names, such as `embed`, and may have wildcards."""
     evaluate_every: int | None = None
     """Steps between held-out evaluations. None: after each epoch. The start and the end are always evaluated."""
     patience: int | None = None

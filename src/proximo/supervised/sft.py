@@ -33,14 +33,16 @@ from proximo.models.adapters.quantized import check_quantization, quantize
 from proximo.models.adapters.starting import base_for, check_adapter
 from proximo.models.compiling import allow_compiling
 from proximo.models.devices import placed
+from proximo.models.loading import skeleton
 from proximo.models.model_types import PreTrainedModel, PreTrainedTokenizerBase
 from proximo.models.shipped import resolve
 from proximo.models.stop_tokens import declared_ends
 from proximo.runs.session import RunSession
 from proximo.supervised.encoding import Encoded, EncodedRows, Limit, Prepared, encode, prepare, to_rows
 from proximo.supervised.fitting import FitOptions, Fitted, fit_session
+from proximo.supervised.overview import Overview, check_speaks
 from proximo.supervised.snapshots import once
-from proximo.supervised.stage_model import HoldsStages, StageModel, check_ranks, loading_place, stage_model
+from proximo.supervised.stage_model import HoldsStages, StageModel, check_held, loading_place, stage_model
 from proximo.tasks import Arithmetic, Split, Task, TaskOptions
 from proximo.types.tensor_types import Float
 
@@ -91,7 +93,7 @@ class SftConfig:
     """Processes that hold the model in shards between them. None: one process holds all of it."""
 
     def __post_init__(self) -> None:
-        check_ranks(self.ranks, self.fit.adam_moments, self.adapter)
+        check_held(self.ranks, self.fit, self.adapter)
         if self.adapter is not None and self.model is None:
             raise ValueError("adapter is given, but no model that it would be an adapter of: give model, too")
         if (self.prompt_column is None) != (self.completion_column is None):
@@ -120,13 +122,10 @@ def _sft(
     config: SftConfig, session: RunSession, say: Callable[[str], None], ranks: HoldsStages | None
 ) -> dict[str, Any]:
     """Train; the result is a `Fitted` as a dict, as it is stored."""
-    path = None if config.model is None else resolve(config.model)
-    if path is not None and config.adapter is not None:
-        check_adapter(path, config.adapter)
-    tokenizer = tiny_tokenizer() if path is None else load_tokenizer(path)
-    data = _prepared(config, tokenizer, frozenset() if path is None else declared_ends(path))
+    overview = sft_overview(config)
+    tokenizer, data = overview.tokenizer, overview.data
+    overview.tell(say, session.folder)
     model, held = open_model(config, ranks)
-    data.check_room(model)
     stage = Supervised(model, data.train, data.held_out, token_budget=config.fit.token_budget, dynamic=config.dynamic)
 
     def report() -> None:
@@ -134,6 +133,28 @@ def _sft(
 
     fitted = fit_session(session, stage, held, config.fit, tokenizer, config.seed, say, report, ranks)
     return replace(fitted, skipped=len(data.mistakes)).to_dict()
+
+
+def sft_overview(config: SftConfig) -> Overview:
+    """Refuse whatever a fine-tuning refuses before it loads weights; tell the rest."""
+    path, device = None if config.model is None else resolve(config.model), pick_device(config.device)
+    if path is not None and config.adapter is not None:
+        check_adapter(path, config.adapter)
+        check_quantization(config.adapter.quantize_base, device)
+    tokenizer = tiny_tokenizer() if path is None else load_tokenizer(path)
+    data = _prepared(config, tokenizer, frozenset() if path is None else declared_ends(path))
+    if path is not None:
+        check_speaks(path)
+    shape = tiny_model() if path is None else skeleton(path)
+    loss = "-log p of each completion token, the mean over all of a step; the prompt's have none"
+    if config.dynamic:
+        loss = f"{loss}; each times its own p, held constant (DFT)"
+    return Overview(config, tokenizer, data, data_name(config.data), shape, loss).check()
+
+
+def data_name(data: DataFile | References) -> str:
+    """Data in words."""
+    return data.path if isinstance(data, DataFile) else f"reference answers of {type(data.task).__name__}"
 
 
 def open_model(config: SftConfig, ranks: HoldsStages | None) -> tuple[PreTrainedModel, StageModel]:

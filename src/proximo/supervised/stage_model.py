@@ -14,14 +14,14 @@ from torch import Tensor, nn
 
 from proximo.learner.named_tensors import by_name, copy_named, optimizer_by_name, read_tensors, write_tensors
 from proximo.learner.optimizer import HALVES, POLICY, Optimizer
-from proximo.learner.options import Moments
+from proximo.learner.policy import freeze
 from proximo.learner.ranks import Ranks
 from proximo.models.adapters.files import save_model
 from proximo.models.adapters.lora import Lora
 from proximo.models.model_types import PreTrainedModel
 from proximo.models.torch_globals import OwnDraws
 from proximo.supervised.encoding import Encoded, EncodedRows
-from proximo.supervised.schedule import FitOptions
+from proximo.supervised.schedule import FREEZE, FitOptions
 
 Losses = Iterable[tuple[Tensor, Mapping[str, float | Tensor]]]
 """Weighted loss and sums of each micro-batch: the losses add up to the step's exact loss, the sums to its metrics."""
@@ -213,7 +213,9 @@ class WholeStageModel:
 def stage_model(
     model: PreTrainedModel, options: FitOptions, seed: int, dtype: torch.dtype, ranks: HoldsStages | None
 ) -> StageModel:
-    """A stage's model as it is to be held: whole, or in shards that compute in `dtype`."""
+    """A stage's model as it is to be held: whole, or in shards that compute in `dtype`; with what is not trained
+    frozen."""
+    freeze(model, options.freeze, FREEZE)
     return WholeStageModel(model, options, seed) if ranks is None else ranks.hold_stage(model, options, seed, dtype)
 
 
@@ -222,7 +224,11 @@ def loading_place(device: str, ranks: HoldsStages | None) -> str:
     return device if ranks is None else "cpu"
 
 
-def check_ranks(ranks: Ranks | None, moments: Moments, adapter: Lora | None = None) -> None:
-    """Refuse what shards cannot be; ValueError."""
+def check_held(ranks: Ranks | None, fit: FitOptions, adapter: Lora | None) -> None:
+    """Refuse what shards cannot be, and weights that are frozen twice; ValueError."""
     if ranks is not None:
-        ranks.check_run("fit", moments, adapter)
+        ranks.check_run("fit", fit.adam_moments, adapter)
+    if adapter is not None and fit.freeze:
+        raise ValueError(
+            f"{FREEZE} is {list(fit.freeze)}, but with adapter no weight of the model is trained: leave one of them out"
+        )

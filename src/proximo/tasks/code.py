@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -14,7 +14,7 @@ from proximo.data.splits import prompt_key
 from proximo.processes.failures import Failure
 from proximo.processes.sandbox import Limits, Sandbox, SandboxFailed
 from proximo.rewards.grading import note_failure
-from proximo.tasks.protocol import Split
+from proximo.tasks.protocol import Complaints, Split
 from proximo.tasks.reading import FileProblems
 from proximo.tasks.sources.prompting import row_prompt
 from proximo.tasks.testing import Conversations, FunctionTests, extract_program, read_tests
@@ -59,11 +59,11 @@ class Code:
     def problem(self, index: int, split: Split, seed: int) -> Problem:
         return self._problems.problem(index, split, seed)
 
-    def check(self, complaint: Callable[[Problem], str | None]) -> list[str]:
+    def check(self, complaints: Complaints) -> list[str]:
         """Refuse a machine without a sandbox and problems that the run cannot use; with skip_bad those are left out
         and returned."""
         _ = self._sandbox
-        return self._problems.check(complaint)
+        return self._problems.check(complaints)
 
     @property
     def remarks(self) -> list[str]:

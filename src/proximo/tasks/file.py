@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -14,7 +14,7 @@ from proximo.rewards import ExactMatch, Reward
 from proximo.rewards.grading import grading
 from proximo.rewards.protocol import Waiting
 from proximo.rewards.scoring import begin_scores
-from proximo.tasks.protocol import RewardRange, Split, final_answer, reward_range, united
+from proximo.tasks.protocol import Complaints, RewardRange, Split, final_answer, reward_range, united
 from proximo.tasks.reading import FileProblems
 from proximo.tasks.sources.prompting import check_template, row_prompt, template_columns
 from proximo.types import Completion, Grade, Problem
@@ -71,9 +71,9 @@ class File:
     def problem(self, index: int, split: Split, seed: int) -> Problem:
         return self._problems.problem(index, split, seed)
 
-    def check(self, complaint: Callable[[Problem], str | None]) -> list[str]:
+    def check(self, complaints: Complaints) -> list[str]:
         """Refuse problems that the run cannot use; with skip_bad they are left out and returned."""
-        return self._problems.check(complaint)
+        return self._problems.check(complaints)
 
     @property
     def remarks(self) -> list[str]:

@@ -1,12 +1,15 @@
 """The interface of a task."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Literal, Protocol, runtime_checkable
 
 from proximo.rewards.protocol import Waiting
 from proximo.types import Completion, Grade, Problem
 
 Split = Literal["train", "held_out"]
+
+Complaints = Callable[[Sequence[Problem]], Iterable[str | None]]
+"""What is wrong with each of some problems, None where nothing is; those of a file are asked about together."""
 
 RewardRange = tuple[float, float]
 """Rewards of a wrong and a right answer, such as (0, 1) or (−1, 1). Partial credit lies between."""

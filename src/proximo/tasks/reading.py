@@ -4,12 +4,14 @@ import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from proximo.data import Mistakes, Row, read_rows, read_splits
 from proximo.data.rows import refuse_absent, shortened
 from proximo.data.splits import prompt_key, refuse_empty
+from proximo.system.slow_work import told_while_slow
 from proximo.tasks.draws import shuffled
-from proximo.tasks.protocol import Split
+from proximo.tasks.protocol import Complaints, Split
 from proximo.types import Problem
 
 
@@ -50,14 +52,13 @@ class FileProblems:
         # The held-out set keeps its order: evaluations look at the same problems for every seed.
         return rows[shuffled(index, len(rows), seed) if split == "train" else index % len(rows)].problem
 
-    def check(self, complaint: Callable[[Problem], str | None]) -> list[str]:
-        """Apply `complaint` to every problem and refuse those it complains about, all in one error. With skip_bad,
-        drop them and return a line for every row left out for any reason."""
+    def check(self, complaints: Complaints) -> list[str]:
+        """Refuse every problem with a complaint, all in one error. With skip_bad, drop them and return a line for
+        every row left out for any reason."""
         mistakes = Mistakes()
         usable: dict[Split, list[_Placed]] = {"train": [], "held_out": []}
         for split, rows in self._splits.items():
-            for row in rows:
-                what = complaint(row.problem)
+            for row, what in zip(rows, complaints([row.problem for row in rows]), strict=True):
                 if what is None:
                     usable[split].append(row)
                 else:
@@ -99,7 +100,7 @@ class FileProblems:
         problems, rows = [], read_rows(path, mistakes, field=field)
         for name, columns in self._needed.items() if rows else ():
             refuse_absent(rows, columns, f"{field} is {path!r}", name)
-        for row in rows:
+        for row in told_while_slow(rows, f"rows of {path} read", len(rows)):
             try:
                 problems.append(_Placed(row.location, self._make(row)))
             except ValueError as error:
@@ -114,6 +115,6 @@ class _Placed:
     location: str
     problem: Problem
 
-    @property
+    @cached_property
     def key(self) -> str:
         return prompt_key(self.problem.prompt)

@@ -61,7 +61,7 @@ def test_skipped_rows_are_held_out_no_longer(tmp_path: Path):
     mixture = Mixture((Source("sums", Arithmetic()), Source("test", File(path, held_out=1.0, skip_bad=True), weight=0)))
     own = {index for index in range(25) if mixture.sources[1].task.problem(index, "held_out", 0).prompt == "2+2="}
     before = mixture.size("held_out")
-    skipped = mixture.check(lambda problem: "unusable" if problem.prompt == "2+2=" else None)
+    skipped = mixture.check(lambda problems: ["unusable" if problem.prompt == "2+2=" else None for problem in problems])
     assert len(own) == len(skipped) == 1
     assert before is not None
     assert mixture.size("held_out") == before - 1
@@ -85,10 +85,10 @@ def test_each_source_has_its_own_reward(mixture: Mixture):
 
 
 def test_a_prompt_on_both_sides_is_refused(mixture: Mixture, tmp_path: Path):
-    assert mixture.check(lambda problem: None) == []
+    assert mixture.check(lambda problems: [None] * len(problems)) == []
     copied = Source("copy", File(sums(tmp_path / "copy.jsonl", range(5)), held_out=1.0), weight=0.0)
     with pytest.raises(ValueError, match="training prompts of small are also held out, such as small-"):
-        Mixture((*mixture.sources, copied)).check(lambda problem: None)
+        Mixture((*mixture.sources, copied)).check(lambda problems: [None] * len(problems))
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,8 @@ from proximo.models import load_model, load_tokenizer, with_precision
 from proximo.models.adapters.lora import has_adapter
 from proximo.models.adapters.lora import merge as merged_weights
 from proximo.models.adapters.quantized import Quantization, quantized_layers
+from proximo.models.loading import has_score, read_config
+from proximo.models.reward_models import load_reward_model
 from proximo.models.shipped import resolve
 from proximo.runs.checkpoints import write_checkpoint
 from proximo.system.opening import check_utf8, without_links
@@ -47,7 +49,8 @@ def merge(adapter: PathLike, out: PathLike, *, dtype: Literal["float32", "bfloat
         raise ValueError(f"out is {str(out)!r}, which is there already: give a new folder")
     with as_found():
         tokenizer = load_tokenizer(path)
-        model = load_model(path, keep_adapter=True)
+        scores = has_score(read_config(path))
+        model = (load_reward_model if scores else load_model)(path, keep_adapter=True)
         if not has_adapter(model):
             raise ValueError(f"{str(adapter)!r} is a whole model, not an adapter: there is nothing to merge")
         kind: torch.dtype = getattr(torch, dtype)

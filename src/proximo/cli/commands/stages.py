@@ -1,7 +1,7 @@
 """`proximo sft`, `reward-model` and `dpo`: stages that train on files, each into a run folder."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
@@ -28,17 +28,18 @@ from proximo.data import DataFile
 from proximo.runs.notifying import notified
 from proximo.runs.tracking.processes import tracked
 from proximo.runs.tracking.trackers import CHOICES
-from proximo.supervised.dpo import DpoConfig, dpo
+from proximo.supervised.dpo import DpoConfig, dpo, dpo_overview
 from proximo.supervised.fitting import Fitted
-from proximo.supervised.reward_model import RewardModelConfig, train_reward_model
-from proximo.supervised.sft import SftConfig, sft
+from proximo.supervised.overview import Overview
+from proximo.supervised.reward_model import RewardModelConfig, reward_model_overview, train_reward_model
+from proximo.supervised.sft import SftConfig, sft, sft_overview
 from proximo.supervised.snapshots import POINTS
 from proximo.system.safe_text import counted
 
 Config = TypeVar("Config", DpoConfig, RewardModelConfig, SftConfig)
 
 STAGE_FLAGS = f"""arguments of the command itself:
-  DATA                  data file to train on (.jsonl, .parquet, .csv, ...), in the place of --data.path
+  DATA or --data DATA   data file to train on (.jsonl, .parquet, .csv, ...)
   config.toml           config file, such as the config.toml of a run folder
   --run DIR             run folder; the same command with the same folder resumes the run
   --allow-change FIELD  on resume: permit this field to differ from the original run
@@ -47,6 +48,7 @@ STAGE_FLAGS = f"""arguments of the command itself:
   --track NAME ...      send the run while it runs to {CHOICES}; any number
   --notify URL          tell a webhook (Slack, Discord, ntfy) how the run ends; without it $PROXIMO_NOTIFY is read
   --ranks N             train on N processes that hold the model in shards; sets ranks.processes
+  --dry-run             check the run and print its config, and what it would do, without starting it
   --json                print the result as JSON on stdout, progress on stderr
 examples:
 """
@@ -70,19 +72,20 @@ def run(command: str, arguments: list[str]) -> int:
 
 def run_sft(arguments: list[str]) -> int:
     description = "Fine-tune on a file's completions, or on a task's reference answers."
-    return run_stage("sft", arguments, description, SftConfig(), sft)
+    return run_stage("sft", arguments, description, SftConfig(), sft, sft_overview)
 
 
 def run_reward_model(arguments: list[str]) -> int:
     description = "Train a reward model on ranked completions: chosen and rejected, or a list with the best first."
-    return run_stage("reward-model", arguments, description, RewardModelConfig(DataFile("")), train_reward_model)
+    default = RewardModelConfig(DataFile(""))
+    return run_stage("reward-model", arguments, description, default, train_reward_model, reward_model_overview)
 
 
 def run_dpo(arguments: list[str]) -> int:
     description = (
         "Train on ranked completions directly (DPO or IPO): chosen and rejected, or a list with the best first."
     )
-    return run_stage("dpo", arguments, description, DpoConfig(DataFile("")), dpo)
+    return run_stage("dpo", arguments, description, DpoConfig(DataFile("")), dpo, dpo_overview)
 
 
 def run_stage(
@@ -91,17 +94,15 @@ def run_stage(
     description: str,
     default: Config,
     stage: StageFunction[Config],
+    check: Callable[[Config], Overview],
 ) -> int:
     """Run a stage. Exit status: 0 done, 1 failed during training, 2 refused before training.
 
     A data file given as first argument replaces the default's.
     """
     webhook, given = take_webhook(arguments), list(arguments)
-    as_json, skip_bad, ranks = (
-        take_switch(arguments, "--json"),
-        take_switch(arguments, "--skip-bad"),
-        take_ranks(arguments),
-    )
+    as_json, dry_run = take_switch(arguments, "--json"), take_switch(arguments, "--dry-run")
+    skip_bad, ranks = take_switch(arguments, "--skip-bad"), take_ranks(arguments)
     folder, allowed, trackers = take(arguments, "--run"), take_allowed(arguments), take_trackers(arguments)
     accept_lost = take_switch(arguments, ACCEPT_LOST)
     config = changed(
@@ -117,6 +118,9 @@ def run_stage(
             refuse("--skip-bad is for data files: name one")
         config = replace(config, data=replace(config.data, skip_bad=True))
     config = config if ranks is None else with_ranks(config, ranks)
+    if dry_run:
+        _print_plan(config, check, as_json)
+        return 0
     path = folder_for(folder or None, command)
     if config.ranks is not None:
         is_named = folder is not None
@@ -143,6 +147,18 @@ def run_stage(
     return 0
 
 
+def _print_plan(config: Config, check: Callable[[Config], Overview], as_json: bool) -> None:
+    """Print the config, and on stderr what the run would do; refuse whatever it would refuse before it loads
+    weights."""
+    with refusing():
+        overview = check(config)
+        if as_json:
+            print(json.dumps({"config": toml.plain(config), **overview.to_dict()}))
+            return
+        overview.tell(say)
+    print(toml.dumps(config))
+
+
 def _follow(config: DpoConfig | RewardModelConfig | SftConfig) -> None:
     from proximo.distributed.rank0 import follow_stage
 
@@ -153,17 +169,26 @@ def _named(command: str, arguments: list[str], default: Config) -> Config:
     """Take the config from the first argument: a config file, or a data file for the default config. Data and model
     have to be named: the default's are the demo's."""
     given = bool(arguments) and not arguments[0].startswith("-")
-    if asks_for_help(arguments) and not given:
+    first, data = arguments.pop(0) if given else "", take(arguments, "--data") or ""
+    if asks_for_help(arguments) and not (first or data):
         return default
-    flags = flag_names(arguments)
-    if not given and not any(each.startswith("--data.") for each in flags):
+    flags, name = flag_names(arguments), data or first
+    if first.endswith(".toml"):
+        config = _from_file(command, first, flags, type(default))
+        return replace(config, data=DataFile(data)) if data else config
+    if first and data:
+        refuse(f"{first} and --data {data}: both name the data to train on, give one of them")
+    if not name and not any(each.startswith("--data.") for each in flags):
         refuse(f"{command} needs data: proximo {command} DATA.jsonl --model MODEL, or a config.toml")
-    name = arguments.pop(0) if given else ""
-    if name.endswith(".toml"):
-        return _from_file(command, name, flags, type(default))
     if "--model" not in flags and not asks_for_help(arguments):
         refuse(f"{command} needs a model: --model MODEL, a folder, a run folder or a hub id{_none(default)}")
-    return replace(default, data=DataFile(name)) if name else default
+    return _on_model(replace(default, data=DataFile(name)) if name else default, arguments)
+
+
+def _on_model(config: Config, arguments: list[str]) -> Config:
+    """The config with the model that the flags name, which other flags may need: an adapter is one of a model."""
+    model = take(list(arguments), "--model") or "None"
+    return config if model.lower() == "none" else replace(config, model=model)
 
 
 def _from_file(command: str, name: str, flags: Sequence[str], kind: type[Config]) -> Config:

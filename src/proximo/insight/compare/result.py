@@ -12,10 +12,11 @@ from proximo.insight.compare.measured import MEASURES, MeasuredRun, by_seed
 from proximo.insight.compare.page.curves import HELD_OUT, ComparisonCurve, all_curves
 from proximo.insight.compare.paired import Difference, answer_difference, seed_difference, step_difference
 from proximo.insight.compare.plan import Budget, ComparisonPlan, Contender
+from proximo.learner.footprint import moments_on
 from proximo.models import pick_device, pick_dtype
 from proximo.rl.config import RunConfig
 from proximo.rl.evaluate import known_mean
-from proximo.rl.preflight.estimate import held_models, moments_on
+from proximo.rl.preflight.estimate import held_models
 from proximo.runs.config_changes import flat
 from proximo.system.lines import plain
 

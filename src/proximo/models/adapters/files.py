@@ -13,9 +13,17 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from proximo.models.adapters.lora import NAME, adapter_parameters, has_adapter, import_peft, inject, lora_layers
+from proximo.models.adapters.lora import (
+    NAME,
+    adapter_parameters,
+    has_adapter,
+    head_parameters,
+    import_peft,
+    inject,
+    lora_layers,
+)
 from proximo.models.adapters.quantized import QUANTIZATIONS, Quantization, quantize, quantized_layers
-from proximo.models.adapters.targets import names_for_peft
+from proximo.models.adapters.targets import SCORE, names_for_peft
 from proximo.models.model_types import PreTrainedModel
 from proximo.models.safe_files import ADAPTER as CONFIG
 from proximo.models.safe_files import ADAPTER_WEIGHTS as WEIGHTS
@@ -29,6 +37,10 @@ READ += ("fan_in_fan_out", "layers_to_transform", "layers_pattern")
 WITHOUT_EFFECT = ("peft_type", "base_model_name_or_path", "peft_version", "task_type", "inference_mode", "lora_dropout")
 WITHOUT_EFFECT += ("auto_mapping", "runtime_config", "megatron_core", "qalora_group_size", "loftq_config")
 """Fields that change nothing about a trained adapter that is read for its outputs."""
+SCORES = {"task_type": "SEQ_CLS", "modules_to_save": [SCORE]}
+"""Fields of the adapter of a reward model, whose head lies with it."""
+HEADS = (SCORE, "classifier")
+"""Names that peft gives as those of such a head."""
 _PLAIN_NAME = re.compile(r"\^?(?:[\w-]|\\?\.)+", re.ASCII)
 """A layer's name, or its end; peft writes `^` before full names."""
 DTYPES = ("float32", "bfloat16", "float16")
@@ -49,6 +61,11 @@ def base_name(folder: Path) -> str:
     return name
 
 
+def scores(folder: Path) -> bool:
+    """True if the adapter of this folder is a reward model's."""
+    return _read(folder).get("task_type") == SCORES["task_type"]
+
+
 def save_model(model: PreTrainedModel, folder: Path) -> None:
     """Write the whole model, or its adapter alone where it has one."""
     if not has_adapter(model):
@@ -56,10 +73,11 @@ def save_model(model: PreTrainedModel, folder: Path) -> None:
         return
     kept: Any = model.peft_config[NAME]
     layers = [name for name, _ in lora_layers(model)]
-    config = kept.to_dict() | {"inference_mode": True} | names_for_peft(model, layers)
+    head = head_parameters(model)
+    config = kept.to_dict() | {"inference_mode": True} | names_for_peft(model, layers) | (SCORES if head else {})
     config = {key: sorted(value) if isinstance(value, set) else value for key, value in config.items()}
     (folder / CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
-    tensors = {name: each.detach().cpu().contiguous() for name, each in adapter_parameters(model).items()}
+    tensors = {name: each.detach().cpu().contiguous() for name, each in (adapter_parameters(model) | head).items()}
     save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
     if layers := quantized_layers(model):
         _, first = layers[0]
@@ -80,8 +98,8 @@ def quantize_as(model: PreTrainedModel, folder: Path, device: str) -> None:
     quantize(model, kinds[0], device, getattr(torch, settings["dtype"]))
 
 
-def load_adapter(model: PreTrainedModel, folder: Path) -> None:
-    """Add the adapter of a folder to its base model."""
+def load_adapter(model: PreTrainedModel, folder: Path) -> set[str]:
+    """Add the adapter of a folder to its base model; returns the names of the base's own weights that lie with it."""
     config = _read(folder)
     fields = {name: config[name] for name in READ if config.get(name) is not None}
     _check_fields(folder, fields)
@@ -97,7 +115,7 @@ def load_adapter(model: PreTrainedModel, folder: Path) -> None:
     except (ValueError, TypeError, KeyError, AttributeError, RuntimeError, MemoryError) as error:
         reason = " ".join(str(error).split())  # peft prints whole modules
         raise ValueError(f"path {str(folder)!r}: the adapter does not fit its base model {base!r}: {reason}") from error
-    read_adapter(model, folder)
+    return read_adapter(model, folder)
 
 
 def _check_fields(folder: Path, fields: dict[str, Any]) -> None:
@@ -129,11 +147,14 @@ def _check_fields(folder: Path, fields: dict[str, Any]) -> None:
 
 
 @torch.no_grad()
-def read_adapter(model: PreTrainedModel, folder: Path) -> None:
-    """Copy the numbers of a folder's adapter into that of the model; ValueError where it is of another shape."""
-    known = adapter_parameters(model)
+def read_adapter(model: PreTrainedModel, folder: Path) -> set[str]:
+    """Copy the numbers of a folder's adapter, and of a head that lies with it, into those of the model; ValueError
+    where they are of another shape. Returns the names of the head's weights."""
+    head = head_parameters(model) if scores(folder) else {}
+    known = adapter_parameters(model) | head
     for name, tensor in adapter_tensors(known, folder).items():
         known[name].copy_(tensor)
+    return {name.removeprefix("base_model.model.") for name in head}
 
 
 def adapter_tensors(known: Mapping[str, Tensor], folder: Path) -> dict[str, Tensor]:
@@ -161,12 +182,19 @@ def _read(folder: Path) -> dict[str, Any]:
     for key, value in config.items():
         plain = value in PLAIN[key] if isinstance(PLAIN.get(key), tuple) else value == PLAIN.get(key)
         plain = plain or (key == "target_parameters" and _name_layers(config))
+        plain = plain or (key == "modules_to_save" and _names_head(config))
         if value and key not in (*READ, *WITHOUT_EFFECT) and not plain:
             raise ValueError(
                 f"path {str(folder)!r}: {CONFIG} has {key} {value!r}: only plain LoRA is read; "
                 "merge it with peft, and give the merged model"
             )
     return config
+
+
+def _names_head(config: dict[str, Any]) -> bool:
+    """True if `modules_to_save` is a reward model's head, by the names that peft has for it."""
+    names = config["modules_to_save"]
+    return config.get("task_type") == SCORES["task_type"] and isinstance(names, list) and set(names) <= set(HEADS)
 
 
 def _name_layers(config: dict[str, Any]) -> bool:

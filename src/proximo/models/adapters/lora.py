@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from proximo.models.adapters.quantized import Quantization, dequantize, quantized_layers
-from proximo.models.adapters.targets import short_names, target_layers
+from proximo.models.adapters.targets import SCORE, short_names, target_layers
 from proximo.models.model_types import PreTrainedModel
 from proximo.models.torch_globals import guarded
 
@@ -129,6 +129,12 @@ def adapter_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
         for name, parameter in model.named_parameters()
         if ".lora_A." in name or ".lora_B." in name
     }
+
+
+def head_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Parameters of a reward model's head, by the names that peft gives them in files; none of other models."""
+    head = dict(model.named_children()).get(SCORE)
+    return {} if head is None else {f"base_model.model.{SCORE}.{name}": each for name, each in head.named_parameters()}
 
 
 @contextmanager

@@ -21,6 +21,8 @@ EXPERTS = re.compile(r"(?!.*shared).*experts?")
 ROUTERS = re.compile(r"gate|.*expert_gate|.*router.*|indexer")
 """Part of the names of what chooses experts, or weighs them, and of what chooses the tokens that sparse attention
 reads: a choice has no gradient, so an adapter there would stay as it began."""
+SCORE = "score"
+"""Name of a reward model's head, which has no adapter: it is trained as a whole."""
 READ_AS_EXPERTS = ("gate", "gate_proj", "up_proj", "down_proj", "w1", "w2", "w3")
 """Last parts of names that peft takes for those of routers and experts, in the families that it knows as mixtures."""
 WEIGHT_READ = re.compile(r"self\.(\w+)\.weight\b(?!\[|\.(?:dtype|device|shape|data)\b)")
@@ -33,8 +35,12 @@ def target_layers(model: PreTrainedModel, targets: Sequence[str]) -> list[str]:
     Without `targets` these are all of them but the output head, experts and routers. A target is the end of a full
     name; it means experts or routers where nothing else is called so.
     """
-    head = model.get_output_embeddings()
-    layers = {name: each for name, each in model.named_modules() if isinstance(each, nn.Linear) and each is not head}
+    heads = (model.get_output_embeddings(), dict(model.named_children()).get(SCORE))
+    layers = {
+        name: each
+        for name, each in model.named_modules()
+        if isinstance(each, nn.Linear) and not any(each is head for head in heads)
+    }
     problems = _problems(model, layers)
     if not targets:
         if chosen := [name for name in layers if name not in problems and not _is_expert_or_router(name)]:

@@ -1,17 +1,15 @@
 """Chat templates: programs by the model's authors, run in Jinja's sandbox with bounds on time and on what they make."""
 
-import ctypes
 import re
-import threading
-import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Any
 
 from jinja2 import Environment, TemplateError, TemplateSyntaxError, nodes
 from jinja2.exceptions import SecurityError
 
 from proximo.models.model_types import PreTrainedTokenizerBase
+from proximo.models.tokens.deadlines import within
 from proximo.models.tokens.template_bounds import bind, counted_characters
 from proximo.system.memory import within_memory
 
@@ -167,29 +165,6 @@ def _what_happened(error: Exception) -> str:
             return f"the chat template fails with {type(error).__name__}: {error}"
 
 
-@contextmanager
-def _bounded(seconds: float) -> Iterator[None]:
-    """Raises TemplateTooSlow in this thread when the time is over; a signal would only reach the main thread."""
-    thread, lock, over, fired = threading.get_ident(), threading.Lock(), False, False
-
-    def fire() -> None:
-        nonlocal fired
-        with lock:
-            if not over:
-                fired = True
-                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(TemplateTooSlow))
-
-    timer = threading.Timer(seconds, fire)
-    timer.daemon = True
-    timer.start()
-    started = time.monotonic()
-    try:
-        yield
-        if time.monotonic() - started > seconds:  # inside one instruction, after which nothing could be raised
-            raise TemplateTooSlow
-    finally:
-        with lock:
-            over = True
-        timer.cancel()
-        if fired:  # at the last moment: it must not arrive after the block
-            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), None)
+def _bounded(seconds: float) -> AbstractContextManager[None]:
+    """Raises TemplateTooSlow in this thread when the time is over."""
+    return within(seconds, TemplateTooSlow)

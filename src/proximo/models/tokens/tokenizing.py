@@ -1,6 +1,7 @@
 """Prompts and replies as tokens."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 from proximo.models.model_types import PreTrainedTokenizerBase
@@ -12,6 +13,9 @@ _ANCHORS = ("\n", "|", "a", "0", "é", " ")
 
 _SPELLED = ("a", "0", "é", "|", " ", "\n")
 """Texts of which even a small vocabulary most likely has one."""
+
+_TOGETHER = 1024
+"""Number of texts that a tokenizer gets at once."""
 
 
 def problem_tokens(tokenizer: PreTrainedTokenizerBase, problem: Problem) -> tuple[int, ...]:
@@ -31,14 +35,67 @@ def prompt_tokens(
     text = asked_text(tokenizer, prompt, arguments)
     tokens = _encoded(tokenizer, text)
     if isinstance(prompt, str):
-        prefixes = _prefixes(tokenizer, text, tokens) if tokens else []
-        # Nearly always the text itself shows what stands before it, without encoding others.
-        first = prefixes[0] if len(prefixes) == 1 else special_prefix(tokenizer, text)
-        if tokens[: len(first)] != first:  # a text that already has the BOS gets no second one
-            tokens = first + tokens
+        tokens = _begun(tokenizer, text, tokens, tuple(tokenizer.encode(text)))
     if not tokens:
-        raise ValueError(f"prompt {prompt!r} has no tokens: give at least one")
+        raise _without_tokens(prompt)
     return tokens
+
+
+def each_prompt_tokens(
+    tokenizer: PreTrainedTokenizerBase, problems: Iterable[Problem], prepare: Callable[[Problem], Problem] | None = None
+) -> Iterator[tuple[int, ...] | ValueError]:
+    """The tokens of each problem's prompt, or what is wrong with it; `prepare` makes of it what is asked. The tokenizer
+    gets many texts at once, which it splits on all cores."""
+    remaining = iter(problems)
+    while part := list(islice(remaining, _TOGETHER)):
+        asked = [_asked(tokenizer, problem, prepare) for problem in part]
+        texts = [each for each in asked if not isinstance(each, ValueError)]
+        bare = iter(encoded_texts(tokenizer, [text for text, _ in texts]))
+        framed = iter(encoded_texts(tokenizer, [text for text, is_plain in texts if is_plain], framed=True))
+        for problem, each in zip(part, asked, strict=True):
+            if isinstance(each, ValueError):
+                yield each
+                continue
+            (text, is_plain), tokens = each, next(bare)
+            tokens = _begun(tokenizer, text, tokens, next(framed)) if is_plain else tokens
+            yield tokens or _without_tokens(problem.prompt)
+
+
+def _asked(
+    tokenizer: PreTrainedTokenizerBase, problem: Problem, prepare: Callable[[Problem], Problem] | None
+) -> tuple[str, bool] | ValueError:
+    """The text that is asked, and whether it is without a chat template."""
+    try:
+        problem = problem if prepare is None else prepare(problem)
+        text = asked_text(tokenizer, problem.prompt, problem.chat_template_kwargs)
+        return text, isinstance(problem.prompt, str)
+    except ValueError as error:
+        return error
+
+
+def encoded_texts(
+    tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], *, framed: bool = False
+) -> list[tuple[int, ...]]:
+    """Tokens of each text, found together; `framed`: with the special tokens that the tokenizer puts around a text."""
+    if not texts:
+        return []
+    rows = tokenizer(list(texts), add_special_tokens=framed, return_attention_mask=False, verbose=False)["input_ids"]
+    assert isinstance(rows, list)
+    return [tuple(row) for row in rows]
+
+
+def _begun(
+    tokenizer: PreTrainedTokenizerBase, text: str, tokens: tuple[int, ...], framed: tuple[int, ...]
+) -> tuple[int, ...]:
+    """The tokens of a text behind the special tokens that the tokenizer puts before it, as `framed` has them."""
+    prefixes = _within(framed, tokens) if tokens else []
+    # Nearly always the text itself shows what stands before it, without encoding others.
+    first = prefixes[0] if len(prefixes) == 1 else special_prefix(tokenizer, text)
+    return tokens if tokens[: len(first)] == first else first + tokens  # a text that has the BOS gets no second one
+
+
+def _without_tokens(prompt: str | Sequence[Message]) -> ValueError:
+    return ValueError(f"prompt {prompt!r} has no tokens: give at least one")
 
 
 def asked_text(
@@ -62,7 +119,11 @@ def special_prefix(tokenizer: PreTrainedTokenizerBase, text: str = "") -> tuple[
 
 def _prefixes(tokenizer: PreTrainedTokenizerBase, text: str, bare: tuple[int, ...]) -> list[tuple[int, ...]]:
     """Tokens before a text's own in what the tokenizer makes of it; several choices if those occur there again."""
-    framed = tuple(tokenizer.encode(text))
+    return _within(tuple(tokenizer.encode(text)), bare)
+
+
+def _within(framed: tuple[int, ...], bare: tuple[int, ...]) -> list[tuple[int, ...]]:
+    """Tokens before each place where others stand in these."""
     starts = range(len(framed) - len(bare) + 1)
     return [framed[:start] for start in starts if framed[start : start + len(bare)] == bare]
 

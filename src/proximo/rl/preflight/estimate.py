@@ -1,16 +1,14 @@
 """Estimates of a run's sizes and memory, before anything is loaded."""
 
-import os
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import nn
 
+from proximo.learner.footprint import machine_bytes, moments_on, parameter_bytes
 from proximo.learner.memory import (
     GroupLengths,
     is_planned_on,
@@ -19,7 +17,7 @@ from proximo.learner.memory import (
     token_cost,
 )
 from proximo.learner.optimizer import HALVES
-from proximo.learner.options import CPU_TOKENS, Moments, moment_bytes
+from proximo.learner.options import CPU_TOKENS, Moments
 from proximo.learner.policy import frozen_names
 from proximo.models import free_bytes, pick_device, pick_dtype
 from proximo.models.adapters.lora import adapter_size
@@ -189,28 +187,6 @@ def _standing(held: Held, config: RunConfig) -> str:
     if held.quantized and config.adapter is not None:
         return f"frozen, {held.quantized / 1e6:.1f} M of them in {config.adapter.quantize_base}"
     return "trained" if held.trained else "frozen"
-
-
-def machine_bytes() -> int:
-    """The memory of this machine, or of the container if that has less."""
-    sizes = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
-    for limit in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
-        with suppress(OSError, ValueError):  # absent, or `max`: no limit
-            sizes.append(int(Path(limit).read_text()))
-    return min(sizes)
-
-
-def moments_on(moments: Moments, *, is_gpu: bool) -> Moments:
-    """Moments as they count for a device: a CPU's memory is the host's."""
-    return "float32" if moments == "cpu" and not is_gpu else moments
-
-
-def parameter_bytes(dtype: torch.dtype, *, trained: bool, moments: Moments = "float32") -> float:
-    """Bytes per parameter: the weight and, if trained, its float32 gradient, two moments and, in half precision, a
-    master weight."""
-    wide = max(dtype.itemsize, 4)
-    masters = wide if dtype in HALVES else 0
-    return dtype.itemsize + (trained and wide + masters + moment_bytes(moments, wide))
 
 
 def _activations(config: RunConfig, device: torch.device, dtype: torch.dtype, bytes_held: int) -> str:

@@ -22,12 +22,14 @@ from proximo.models.safe_files import inspect
 from proximo.models.shipped import resolve
 from proximo.models.values import OwnModel, check_form
 from proximo.rewards.grading import grading
+from proximo.rewards.metrics import StepMeasures
 from proximo.rewards.protocol import Checks
 from proximo.rl.config import EvaluationOptions, RunConfig
 from proximo.rl.mixed_reward import with_reward_models
 from proximo.rl.preflight.calibration import Calibration, calibration
 from proximo.rl.preflight.prompts import check_prompts
 from proximo.rl.reward_config import rewards_of
+from proximo.rl.step_numbers import StepNumbers
 from proximo.runs.metric_docs import is_taken
 from proximo.samplers.sampler import CheckedFactory
 from proximo.tasks.sources.mixture import data_remarks
@@ -48,11 +50,15 @@ class Preflight:
     """Rows of the data that are skipped, with the reason."""
     remarks: list[str]
     """Remarks on what the run will wait for."""
+    numbers: StepNumbers
+    """Config of each step, as its schedules make it."""
 
 
 def preflight(config: RunConfig) -> Preflight:
     """Refuse a config whose device, data or models cannot be used; no weights are read."""
     device = pick_device(config.device)
+    numbers = StepNumbers(config)
+    numbers.check()
     _check_statistics(config.algorithm)
     _check_metric(config.evaluation)
     if config.task.size("train") == 0:
@@ -79,7 +85,7 @@ def preflight(config: RunConfig) -> Preflight:
         check_quantization(config.adapter.quantize_base, device)
     _check_ray(config)
     remarks = config.sampler.check() if isinstance(config.sampler, CheckedFactory) else []
-    return Preflight(path, device, tokenizer, check_prompts(config, path, tokenizer), remarks)
+    return Preflight(path, device, tokenizer, check_prompts(config, path, tokenizer), remarks, numbers)
 
 
 @dataclass(frozen=True)
@@ -96,9 +102,11 @@ def rehearse(config: RunConfig) -> Rehearsal:
     """Do everything a run does before it loads weights, including the grader's calibration."""
     checked = preflight(config)
     rows = [*data_remarks(config.task), *skipped_line(checked.left_out), *checked.remarks, *config.penalty_remarks]
-    if config.rewards.models:  # the models' weights would be loaded before the grader is calibrated
-        return Rehearsal(checked, Calibration([]), rows)
     with grading() as active:
+        StepMeasures(config.metrics or (), active).check()
+        if config.rewards.models:
+            # The models' weights would be loaded before the grader is calibrated.
+            return Rehearsal(checked, Calibration([]), rows)
         task = played(config.task, config.environment, checked.tokenizer)
         graded = calibration(with_reward_models(task, config.rewards, checked.tokenizer, config.dtype), config.seed)
         return Rehearsal(checked, graded, [*rows, *active.called(), *graded.remarks])

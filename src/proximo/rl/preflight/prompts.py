@@ -1,9 +1,10 @@
 """Finds prompts that a run cannot use, before a model is loaded."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 from proximo.environments.kinds import Acting, EnvironmentOptions, played
@@ -11,7 +12,9 @@ from proximo.models import problem_tokens
 from proximo.models.context_length import Reach, reach_of
 from proximo.models.loading import read_config
 from proximo.models.model_types import PreTrainedTokenizerBase
+from proximo.models.tokens.tokenizing import each_prompt_tokens
 from proximo.samplers.sampler import SamplingOptions
+from proximo.system.slow_work import told_while_slow
 from proximo.tasks import Split, Task, TaskOptions
 from proximo.tasks.sources.mixture import Checked
 from proximo.types import Problem
@@ -52,15 +55,14 @@ def check_prompts(config: Asks, path: str, tokenizer: PreTrainedTokenizerBase) -
     task = played(config.task, config.environment, tokenizer)
     acts = config.environment if isinstance(config.environment, Acting) else None
 
-    def complaint(problem: Problem) -> str | None:
-        try:
-            length = len(problem_tokens(tokenizer, acts.prepared(problem, tokenizer) if acts else problem))
-        except ValueError as error:
-            return str(error)
-        return _too_long(length, max_tokens, reach)
+    def complaints(problems: Sequence[Problem]) -> Iterator[str | None]:
+        prepare = None if acts is None else partial(acts.prepared, tokenizer=tokenizer)
+        each = each_prompt_tokens(tokenizer, problems, prepare)
+        for tokens in told_while_slow(each, "prompts checked", len(problems)):
+            yield str(tokens) if isinstance(tokens, ValueError) else _too_long(len(tokens), max_tokens, reach)
 
     if isinstance(config.task, Checked):
-        return config.task.check(complaint)
+        return config.task.check(complaints)
     _check_first(task, config.seed, tokenizer, max_tokens, reach)
     return []
 

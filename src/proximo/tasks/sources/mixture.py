@@ -1,7 +1,7 @@
 """Several sources of problems in one task, drawn by weight."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Protocol, runtime_checkable
@@ -16,7 +16,7 @@ from proximo.tasks.countdown import Countdown
 from proximo.tasks.echo import Echo
 from proximo.tasks.file import File
 from proximo.tasks.gym import Gym
-from proximo.tasks.protocol import RewardRange, Split, Task, begin_grading, reward_range
+from proximo.tasks.protocol import Complaints, RewardRange, Split, Task, begin_grading, reward_range
 from proximo.tasks.sorting import Sorting
 from proximo.types import Completion, Grade, Problem
 
@@ -102,11 +102,11 @@ class Mixture:
         source = next(source for source in self.sources if source.name == problem.source)
         return source.task.reference(problem)
 
-    def check(self, complaint: Callable[[Problem], str | None]) -> list[str]:
+    def check(self, complaints: Complaints) -> list[str]:
         """Refuse problems of files that the run cannot use, and training prompts that are held out as well; rows that
         may be skipped are returned."""
         checked = [source.task for source in self.sources if isinstance(source.task, Checked)]
-        skipped = [line for task in checked for line in task.check(complaint)]
+        skipped = [line for task in checked for line in task.check(complaints)]
         vars(self).pop("_held_out", None)  # rows that were skipped are gone
         self._refuse_overlap()
         return skipped
@@ -141,7 +141,7 @@ class Mixture:
 class Checked(Protocol):
     """A task that can say in advance which of its problems a run cannot use."""
 
-    def check(self, complaint: Callable[[Problem], str | None]) -> list[str]: ...
+    def check(self, complaints: Complaints) -> list[str]: ...
 
 
 def with_reward(task: Mixture | SourceTask, reward: Reward | None) -> Mixture | SourceTask:

@@ -1,0 +1,147 @@
+"""Numbers of a run's steps: its config as its schedules make it for each step."""
+
+import difflib
+import math
+import warnings
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from proximo.algorithms import UnusualChoice
+from proximo.config.unions import classes, union_members, walk, with_fields
+from proximo.losses.pieces.protocols import ShapeTraits
+from proximo.rl.schedules import Schedule
+from proximo.samplers.sampler import SamplingOptions
+
+if TYPE_CHECKING:  # which checks its schedules with this
+    from proximo.rl.config import RunConfig
+
+CHANGING = (
+    "training.learning_rate",
+    "training.max_gradient_norm",
+    "training.skip_spikes",
+    "value.learning_rate",
+    "sampling.temperature",
+)
+"""Fields that the loop reads anew at each step, besides the algorithm's."""
+ALGORITHM, KEEP = "algorithm.", "algorithm.keep."
+"""Numbers of the algorithm's pieces can change, but for those that decide on groups while later ones are sampled."""
+RATE, TEMPERATURE = CHANGING[0], CHANGING[-1]
+PREFIX = "schedule/"
+"""Beginning of the names under which scheduled numbers are logged."""
+CHECKED = 200
+"""Steps of a longer run at which the config is made to check its values, besides the first, last, lowest, highest."""
+
+
+def check_fields(config: "RunConfig") -> None:
+    """Refuse schedules of what is no number of this config, or cannot change in the middle of a run."""
+    names = config.schedules or {}
+    known = dict(_changing(config)) if names else {}
+    for name, schedule in names.items():
+        if name not in known:
+            reason = _reason(config, name, known)
+            raise ValueError(f"schedules has {name}, {reason}; those that can: {', '.join(known)}")
+        if type(schedule) not in classes(Schedule):
+            raise ValueError(f"schedules.{name} is {schedule!r}: give proximo.linear(...) or another schedule")
+    if RATE in names and config.training.learning_rate_schedule != "constant":
+        raise ValueError(
+            f"schedules has {RATE}, and training.learning_rate_schedule is "
+            f"{config.training.learning_rate_schedule!r}: leave one of them out"
+        )
+
+
+def _reason(config: "RunConfig", name: str, known: Collection[str]) -> str:
+    """Reason why a name can have no schedule."""
+    if name in {path for path, _, _ in walk(config)}:
+        return "which cannot change in the middle of a run"
+    close = difflib.get_close_matches(name, known, n=1)
+    return f"which this run does not have{f', perhaps {close[0]}' if close else ''}"
+
+
+def _changing(config: "RunConfig") -> Iterator[tuple[str, Any]]:
+    """Fields that a schedule can change, with their types."""
+    for name, kind, _ in walk(config):
+        changes = name in CHANGING or (name.startswith(ALGORITHM) and not name.startswith(KEEP))
+        if changes and {*union_members(kind)} - {type(None)} in ({int}, {float}, {int, float}):
+            yield name, kind
+
+
+class StepNumbers:
+    """A run's config at each of its steps."""
+
+    def __init__(self, config: "RunConfig") -> None:
+        """Ask all schedules about all steps; ValueError where one has no answer."""
+        self._config = config
+        self._kinds = dict(_changing(config)) if config.schedules else {}
+        self._values: Mapping[str, Sequence[float]] = {
+            name: _asked(name, schedule, config.steps) for name, schedule in (config.schedules or {}).items()
+        }
+        self._made: tuple[int, RunConfig] | None = None
+        """The config of the last step that was asked for."""
+
+    def logged(self, step: int) -> dict[str, float]:
+        """Metrics of a step's scheduled numbers; steps are indices, from 0."""
+        return {f"{PREFIX}{name}": values[step] for name, values in self._values.items()}
+
+    def sampling(self, step: int) -> SamplingOptions:
+        """Sampling options of a step; any thread may ask."""
+        sampling = self._config.sampling
+        if TEMPERATURE not in self._values:
+            return sampling
+        return replace(sampling, temperature=self._values[TEMPERATURE][step])
+
+    def at(self, step: int) -> "RunConfig":
+        """The config of a step; the run's own where nothing changes."""
+        if not self._values:
+            return self._config
+        if self._made is None or self._made[0] != step:
+            numbers = {name: _number(name, values[step], self._kinds[name]) for name, values in self._values.items()}
+            with warnings.catch_warnings():  # what is unusual in the config has been said of the config itself
+                warnings.simplefilter("ignore", UnusualChoice)
+                self._made = step, with_fields(self._config, {"schedules": None, **numbers})
+        return self._made[1]
+
+    def check(self) -> None:
+        """Refuse values that the config would refuse, with the first step that has them."""
+        for step in self._checked():
+            try:
+                config = self.at(step)
+            except ValueError as error:
+                values = ", ".join(f"{name} {series[step]:g}" for name, series in self._values.items())
+                raise ValueError(f"schedules: at step {step + 1}, with {values}: {error}") from None
+            self._check_controller(config)
+
+    def _check_controller(self, config: "RunConfig") -> None:
+        """Refuse a coefficient that a schedule and a controller would both move."""
+        scheduled, held = (ShapeTraits.read(each.algorithm.kl_reward) for each in (config, self._config))
+        if held.controller is not None and scheduled.coefficient != held.coefficient:
+            raise ValueError(
+                "schedules has the coefficient of the KL in the reward, which algorithm.shape.controller moves too: "
+                "leave one of them out"
+            )
+
+    def _checked(self) -> list[int]:
+        """Steps to check: those whose numbers differ from the step's before; of very many a part, with the extremes."""
+        steps = range(self._config.steps) if self._values else range(0)
+        series = list(self._values.values())
+        new = [step for step in steps if not step or any(each[step] != each[step - 1] for each in series)]
+        if len(new) <= CHECKED:
+            return new
+        extremes = {find(steps, key=each.__getitem__) for each in series for find in (min, max)}
+        return sorted({new[0], new[-1], *extremes, *new[:: math.ceil(len(new) / CHECKED)]})
+
+
+def _asked(name: str, schedule: Any, steps: int) -> Sequence[float]:
+    try:
+        return schedule.values(steps)
+    except ValueError as error:
+        raise ValueError(f"schedules.{name}: {error}") from None
+
+
+def _number(name: str, value: float, kind: Any) -> int | float:
+    """The number as its field holds it."""
+    if float in union_members(kind):
+        return value
+    if value != int(value):
+        raise ValueError(f"{name} takes whole numbers")
+    return int(value)

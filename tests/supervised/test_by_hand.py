@@ -1,0 +1,271 @@
+"""Rankings by a person: what is asked, what is written, and how a session goes on."""
+
+import io
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from proximo.cli import keys, main
+from proximo.cli.commands import rank
+from proximo.data import DataFile, Mistakes, read_rankings
+from proximo.runs.files import ROLLOUTS
+from proximo.supervised.by_hand import Answers, Question, RankConfig, Session, questions
+from proximo.supervised.encoding import prepare
+from tests.supervised.test_encoding import TINY
+from tests.supervised.test_pairs import hand_made
+
+CHAT = [{"role": "user", "content": "größer?"}]
+ROWS = [
+    {"prompt": "1+1=", "completions": ["2", "3", "4", "2"]},
+    {"prompt": CHAT, "completions": [[{"role": "assistant", "content": "yes"}], "no"]},
+    {"prompt": "same", "completions": ["once", "once"]},
+    {"prompt": "pair", "chosen": "good", "rejected": "bad", "margin": 0.5},
+    {"prompt": "list", "ranking": ["a", "b", "c"]},
+]
+
+
+def written(path: Path, rows: list[dict]) -> str:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+@pytest.fixture
+def data(tmp_path) -> str:
+    return written(tmp_path / "data.jsonl", ROWS)
+
+
+@pytest.fixture
+def out(tmp_path) -> str:
+    return str(tmp_path / "out" / "pairs.jsonl")
+
+
+def answered(lines: str, arguments: list[str], monkeypatch) -> int:
+    monkeypatch.setattr("sys.stdin", io.StringIO(lines))
+    return main(["rank", *arguments])
+
+
+def rows_of(out: str) -> list[dict]:
+    return [json.loads(line) for line in Path(out).read_text().splitlines()]
+
+
+# What is asked
+
+
+def test_each_prompt_is_asked_once_with_different_completions(data, out):
+    asked = questions(RankConfig(data, out))
+    assert sorted(str(each.prompt) for each in asked) == sorted(["1+1=", str(tuple(CHAT)), "pair", "list"])
+    assert all(len({*each.completions}) == 2 for each in asked)
+
+
+def test_order_depends_on_the_seed_alone(data, out, tmp_path):
+    """Neither places in the file nor which completion was better shows in the order."""
+    backwards = [
+        {**row, "chosen": row["rejected"], "rejected": row["chosen"]} if "chosen" in row else row for row in ROWS[::-1]
+    ]
+    other = written(tmp_path / "other.jsonl", backwards)
+    assert questions(RankConfig(data, out)) == questions(RankConfig(other, out))
+    first = [questions(RankConfig(data, out, seed=seed))[0] for seed in range(20)]
+    assert {str(each.prompt) for each in first} == {"1+1=", str(tuple(CHAT)), "pair", "list"}
+    assert {each.completions for each in first if each.prompt == "pair"} == {("good", "bad"), ("bad", "good")}
+
+
+def test_more_at_a_time_and_more_times(data, out):
+    three = {str(each.prompt): {*each.completions} for each in questions(RankConfig(data, out, completions=3))}
+    assert (three["1+1="], three["list"], three["pair"]) == ({"2", "3", "4"}, {"a", "b", "c"}, {"good", "bad"})
+    eight = written(Path(out).parent.parent / "eight.jsonl", [{"prompt": "p", "completions": [*"abcdefgh"]}])
+    times = questions(RankConfig(eight, out, per_prompt=3))
+    assert len(times) == 3
+    assert len({text for each in times for text in each.completions}) == 6
+    assert questions(RankConfig(eight, out))[0] in times
+
+
+def test_a_run_is_asked_without_what_was_cut_off(tmp_path, out):
+    run = hand_made(tmp_path / "run")
+    asked = questions(RankConfig(run, out, completions=9))
+    everything = {text for each in asked for text in each.completions}
+    assert {"wrong", "right", "right too", "wrong too"} <= everything
+    assert not {"cut"} & everything
+    assert any(isinstance(each.prompt, tuple) for each in asked)
+    assert len(questions(RankConfig(run, out, steps="3:4"))) < len(asked)
+
+
+REFUSED = {
+    "nothing there": (["nowhere"], "there is no run folder and no file"),
+    "no name": ([], "rank needs one run folder or one file"),
+    "two names": (["data.jsonl", "b"], "rank needs one run folder"),
+    "a wrong flag": (["data.jsonl", "--complitions", "3"], "the nearest is '--completions'"),
+    "too many": (["data.jsonl", "--completions", "12"], "completions is 12: give 2 to 9"),
+    "none": (["data.jsonl", "--per-prompt", "0"], "per_prompt is 0"),
+    "steps": (["data.jsonl", "--steps", "4"], "give A:B"),
+    "a bad row": (["bad.jsonl"], "bad.jsonl:2: completions is no list"),
+    "one completion": (["single.jsonl"], "no prompt in it has two different completions"),
+    "no rollouts": (["empty"], "it has no rollouts"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refused_before_anything_is_written(case, data, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    written(tmp_path / "bad.jsonl", [ROWS[0], {"prompt": "a", "completions": "b"}])
+    written(tmp_path / "single.jsonl", [{"prompt": "a", "completions": ["b"]}])
+    (tmp_path / "empty" / ROLLOUTS).mkdir(parents=True)
+    arguments, wanted = REFUSED[case]
+    with pytest.raises(SystemExit) as stopped:
+        answered("1\n", [*arguments, "--out", "new.jsonl"], monkeypatch)
+    error = capsys.readouterr().err
+    assert (stopped.value.code, wanted in error) == (2, True), error
+    assert not (tmp_path / "new.jsonl").exists()
+
+
+# What is written
+
+
+def test_answers_become_rankings_that_stages_read(data, out, monkeypatch, capsys):
+    lines = "21\n12\nx\n\n21\n12\n"
+    assert answered(lines, [data, "--out", out, "--completions", "3"], monkeypatch) == 0
+    asked = questions(RankConfig(data, out, completions=3))
+    printed = capsys.readouterr()
+    assert "4 ranked" in printed.out
+    assert "'x' is no answer" in printed.err
+    wanted = [[1, 0, 2], [0, 1, 2], [1, 0, 2], [0, 1, 2]]
+    best_first = [
+        tuple(each.completions[number] for number in order if number < len(each.completions))
+        for each, order in zip(asked, wanted, strict=True)
+    ]
+    read = read_rankings(out, Mistakes())
+    assert [ranking.prompt for ranking in read] == [each.prompt for each in asked]
+    assert [ranking.completions for ranking in read] == best_first
+    # reward-model and dpo prepare their data with this.
+    assert len(prepare(DataFile(out, held_out=0.0), read_rankings, TINY).train) == 4
+
+
+@pytest.mark.parametrize(
+    ("answer", "count", "order"),
+    [
+        ("1", 2, [0, 1]),
+        ("2", 2, [1, 0]),
+        ("2 > 1", 2, [1, 0]),
+        ("31", 3, [2, 0, 1]),
+        ("312", 3, [2, 0, 1]),
+        ("3, 1", 4, [2, 0]),
+        ("3", 3, None),
+        ("3", 2, None),
+        ("11", 3, None),
+        ("0", 2, None),
+        ("", 2, None),
+        ("²", 3, None),
+    ],
+)
+def test_order_of_an_answer(answer, count, order):
+    assert rank._order(answer, count) == order
+
+
+def test_a_session_goes_on_where_it_was_stopped(data, out, monkeypatch, capsys):
+    """A ranking and a tie are not asked again, a skipped prompt is; an interrupted row is removed."""
+    asked = questions(RankConfig(data, out))
+    answered("1\nt\ns\nq\n", [data, "--out", out], monkeypatch)
+    assert "1 ranked" in (printed := capsys.readouterr().out)
+    assert "1 tie in pairs.ties.jsonl; 1 skipped\n2 left" in printed
+    with open(out, "a") as file:
+        file.write('{"prompt": "1+')
+    again = Session(asked, Answers(out))
+    assert (again.earlier, again.left, again.question) == (2, 2, asked[2])
+    answered("2\n1\n", [data, "--out", out], monkeypatch)
+    assert [row["prompt"] for row in rows_of(out)] == [
+        row if isinstance(row, str) else [dict(each) for each in row]
+        for row in (asked[0].prompt, asked[2].prompt, asked[3].prompt)
+    ]
+    assert answered("", [data, "--out", out], monkeypatch) == 0
+    assert "left" not in capsys.readouterr().out.splitlines()[-2]
+
+
+def test_undo_leaves_the_files_as_they_were(data, out):
+    session = Session(questions(RankConfig(data, out)), Answers(out))
+    session.rank([0, 1])
+    before = Path(out).read_bytes()
+    session.rank([1, 0])
+    session.tie()
+    session.skip()
+    for _ in range(3):
+        assert session.take_back()
+    assert Path(out).read_bytes() == before
+    assert (session.left, session.count("ranked")) == (3, 1)
+    session.rank([0, 1])
+    assert len(rows_of(out)) == 2
+
+
+def test_undo_removes_nothing_that_another_wrote(data, out):
+    session = Session(questions(RankConfig(data, out)), Answers(out))
+    session.rank([0, 1])
+    with open(out, "a") as file:
+        file.write('{"prompt": "another", "chosen": "a", "rejected": "b"}\n')
+    with pytest.raises(ValueError, match="changed by something else"):
+        session.take_back()
+    assert len(rows_of(out)) == 2
+
+
+def test_nothing_is_written_through_a_link(data, tmp_path):
+    secret = tmp_path / "secret"
+    secret.write_text("")
+    answers = Answers(str(tmp_path / "pairs.jsonl"))
+    (tmp_path / "pairs.jsonl").symlink_to(secret)
+    with pytest.raises(OSError, match="symbolic link"):
+        answers.rank(Question("p", ("a", "b")), [0, 1])
+    assert secret.read_text() == ""
+
+
+def test_rankings_of_another_kind_are_not_touched(data, out, tmp_path, monkeypatch, capsys):
+    other = written(tmp_path / "other.jsonl", [{"answer": 3}])
+    with pytest.raises(SystemExit):
+        answered("1\n", [data, "--out", other], monkeypatch)
+    assert "rows that are no rankings" in capsys.readouterr().err
+    assert rows_of(other) == [{"answer": 3}]
+
+
+def test_a_file_without_a_last_line_feed_keeps_its_last_row(data, out, tmp_path):
+    mine = tmp_path / "mine.jsonl"
+    mine.write_text('{"prompt": "pair", "chosen": "good", "rejected": "bad"}')
+    session = Session(questions(RankConfig(data, str(mine))), Answers(str(mine)))
+    session.rank([0, 1])
+    assert (session.earlier, len(rows_of(str(mine)))) == (1, 2)
+
+
+# The terminal
+
+
+def test_text_cannot_steer_the_terminal(tmp_path, out, monkeypatch, capsys):
+    data = written(tmp_path / "x.jsonl", [{"prompt": "\x1b[2J", "completions": ["\x1b]0;t\x07", "[bold]b[/]"]}])
+    answered("t\n", [data, "--out", out], monkeypatch)
+    printed = capsys.readouterr().out
+    assert "\x1b" not in printed
+    assert "[bold]b[/]" in printed
+
+
+PRESSED = {
+    "a number": (b"2", 2, "2"),
+    "the left arrow": (b"\x1b[D", 2, "1"),
+    "the right arrow": (b"\x1bOC", 2, "2"),
+    "an arrow among three": (b"\x1b[D3\x1b[C1", 3, "31"),
+    "twice the same, and taken back": (b"33\x7f21", 3, "21"),
+    "only the best two": (b"41\n", 5, "41"),
+    "a letter": (b"xu", 2, "u"),
+    "keys that mean nothing": (b"\x1b[1;5D\x1b[15~\x1bx3\n", 3, "3"),
+    "an end": (b"\x04", 2, "q"),
+}
+
+
+@pytest.mark.parametrize("case", PRESSED)
+def test_keys(case, monkeypatch):
+    typed, count, answer = PRESSED[case]
+    person, terminal = os.openpty()
+    try:
+        with open(terminal, closefd=False) as stdin:
+            monkeypatch.setattr("sys.stdin", stdin)
+            with keys.single_keys():
+                os.write(person, typed)
+                assert rank._pressed(count) == answer
+    finally:
+        os.close(person)
+        os.close(terminal)
