@@ -209,3 +209,22 @@ def test_log_sees_each_step(tmp_path: Path):
     assert [each["step"] for each in seen] == [1, 2]
     assert [each["reward"] for each in seen] == [each.as_py() for each in run.metrics().column("reward")][1:]
     assert json.loads(json.dumps(seen))
+
+
+def test_schedules_and_metrics_are_put_into_the_config():
+    config = proximo.config_for(
+        MODEL,
+        data=ROWS,
+        steps=4,
+        schedules={"temperature": proximo.linear(1.0, 0.7), "algorithm.gate.high": lambda step, steps: 0.2 + step / 10},
+        metrics=[short, lambda completions, **columns: []],
+        quiet=True,
+    )
+    assert config.schedules == {
+        "sampling.temperature": proximo.linear(1.0, 0.7),
+        "algorithm.gate.high": proximo.piecewise((0.2, 0.2 + 1 / 10, 0.2 + 2 / 10, 0.2 + 3 / 10), at=(1, 2, 3)),
+    }
+    assert config.metrics is not None
+    assert [each.label for each in config.metrics] == ["short", "lambda"]
+    with pytest.raises(TypeError, match="schedules is 3: give a dict of fields"):
+        proximo.config_for(MODEL, data=ROWS, schedules=3, quiet=True)  # pyright: ignore[reportArgumentType]

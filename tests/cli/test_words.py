@@ -12,6 +12,7 @@ import pytest
 from proximo.cli import COMMANDS, main
 from proximo.cli.help_pages import PAGED, TAKES, page, unknown_flag
 from proximo.cli.words import answer_to, spelled_out
+from proximo.config import toml
 from proximo.config.toml import ConfigError
 from proximo.config.vocabulary import FOREIGN
 from proximo.rl.config import load_run
@@ -79,6 +80,40 @@ def test_words_are_the_same_on_the_command_line_in_a_file_and_as_fields(capsys):
     assert (config.training.learning_rate, config.sampling.max_tokens, config.training.groups) == (3e-5, 12, 6)
     assert config.algorithm.kl is not None
     assert (config.algorithm.kl.coefficient, config.sampling.temperature) == (0.02, 0.9)
+
+
+def test_schedules_and_metrics_are_the_same_by_flag_and_in_a_file(capsys):
+    flags = ["temperature=linear:1:0.5", "algorithm.gate.high=cosine:0.3:0.2:7", "kl=0.02"]
+    config = planned(capsys, *MODEL, "--schedule", *flags, "--metrics", "rewards.py:short")
+    Path("run.toml").write_text(
+        'model = "tiny-arithmetic"\nmetrics = ["rewards.py:short"]\n[task]\ntype = "File"\npath = "sums.jsonl"\n'
+        '[schedules]\nsampling.temperature = "linear:1:0.5"\n"algorithm.kl.coefficient" = 0.02\n'
+        'algorithm.gate.high = {type = "Cosine", start = 0.3, end = 0.2, steps = 7}\n'
+    )
+    read = toml.plain(load_run("run.toml"))
+    assert (config["schedules"], config["metrics"]) == (read["schedules"], read["metrics"])
+    assert config["schedules"]["sampling.temperature"] == {"type": "Linear", "start": 1.0, "end": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("flags", "line"),
+    [
+        (["--schedule", "temperature"], "--schedule temperature: give FIELD=SCHEDULE"),
+        (["--schedule", "temperature=linear:1"], "schedules.temperature: linear:1 has 1 numbers"),
+        (
+            ["--schedule", "group-size=4"],
+            "schedules has training.group_size, which cannot change in the middle of a run",
+        ),
+        (["--schedule", "temperature=linear:1:0"], "schedules: at step "),
+        (
+            ["--schedule", "temperature=rewards.py:none"],
+            "schedules.sampling.temperature: rewards.py has no function none",
+        ),
+        (["--metrics", "short"], "metrics has 'short': give a function, FILE.py:NAME"),
+    ],
+)
+def test_what_is_wrong_with_a_schedule_or_metric_is_told_in_a_line(flags, line, capsys):
+    assert line in refused(capsys, "train", *MODEL, *flags, "--dry-run")
 
 
 def test_a_file_takes_an_algorithm_a_reward_an_environment_and_epochs_by_name():

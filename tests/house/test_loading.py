@@ -12,6 +12,7 @@ LOADS = {
     "environments/starts.py": "of a config that was admitted",
     "environments/tool_calls.py": "of a config that was admitted",
     "environments/multi_turn.py": "of a config that was admitted",
+    "rl/schedules.py": "of a config that was admitted",
 }
 """Files that load classes and functions by name, and why they may."""
 OWN = {"insight/compare/worker.py": "a config that the comparison has just written"}

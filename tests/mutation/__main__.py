@@ -47,6 +47,8 @@ ORDER = [
     "tests/samplers/embedded",
     "tests/rl/test_rollouts.py",
     "tests/rl/test_curriculum.py",
+    "tests/rl/test_schedules.py",
+    "tests/rewards/test_metrics.py",
     "tests/rl/test_grading.py",
     "tests/rl/test_episodes.py",
     "tests/rl/test_runs.py",

@@ -180,4 +180,30 @@ TRAINING_FAULTS = (
         "self._live[hole] = self._live[mover]",
         "counts of rows that moved",
     ),
+    Fault("rl/schedules.py", "step / max(length - 1, 1)", "step / length", "a schedule that does not reach its end"),
+    Fault(
+        "rl/schedules.py",
+        "bisect_right(self.at, step)",
+        "bisect_right(self.at, step - 1)",
+        "a number that begins a step late",
+    ),
+    Fault(
+        "rl/rollouts.py",
+        "self.sampling if self.sampling_at is None else self.sampling_at(step)",
+        "self.sampling",
+        "completions without the step's temperature",
+    ),
+    Fault(
+        "learner/learner.py",
+        "self.passes = replace(self.passes, temperature=temperature)",
+        "pass",
+        "log-probs without the step's temperature",
+    ),
+    Fault(
+        "learner/learner.py",
+        "shape = replace(shape, coefficient=before.coefficient)",
+        "pass",
+        "a controller's coefficient lost to a schedule of another number",
+    ),
+    Fault("rewards/metrics.py", "math.fsum(numbers) / len(numbers)", "sum(numbers)", "a sum for a metric's mean"),
 )

@@ -10,6 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import proximo
 from proximo.algorithms import DAPO, GRPO, PPO, SAPO
 from proximo.config import toml
 from proximo.config.trust.naming import named_code
@@ -32,7 +33,7 @@ from proximo.rl.schedules import (
     schedule_of,
     with_schedules,
 )
-from proximo.rl.step_numbers import StepNumbers
+from proximo.rl.step_numbers import StepNumbers, as_logged
 from proximo.runs.config_changes import differences, function_fingerprints
 from proximo.runs.metric_docs import meaning
 from proximo.system.lines import JsonLines as Rows
@@ -131,7 +132,7 @@ def test_texts_that_are_none(text: str, line: str):
 
 def test_a_file_gives_texts_tables_words_and_names_without_quotes(tmp_path: Path):
     (tmp_path / "run.toml").write_text(
-        '[schedules]\nalgorithm.gate.high = "linear:0.28:0.2"\ntemperature = 0.9\n'
+        '[schedules]\nalgorithm.gate.high = "linear:0.28:0.2"\nsampling.temperature = 0.9\n'
         '"algorithm.gate.low" = {type = "Linear", start = 0.2, end = 0.1}\nlearning_rate = "mine.py:f"\n'
     )
     schedules = load_run(str(tmp_path / "run.toml")).schedules
@@ -265,6 +266,19 @@ def test_a_step_has_its_own_config_and_the_others_stay():
     assert meaning(f"schedule/{HIGH}") is not None
 
 
+def test_a_stored_step_has_the_numbers_of_its_row():
+    settings = RunConfig(
+        steps=3, algorithm=DAPO, schedules={HIGH: Linear(0.3, 0.2), "algorithm.shape.limit": Linear(4, 8)}
+    )
+    numbers = StepNumbers(settings)
+    read = as_logged(settings, numbers.logged(1))
+    assert read.algorithm == numbers.at(1).algorithm
+    assert as_logged(settings, {f"schedule/{HIGH}": "0.1", "schedule/algorithm.shape.limit": None}) == replace(
+        settings, schedules={}
+    )
+    assert as_logged(RunConfig(), {f"schedule/{HIGH}": 0.1}) == RunConfig()
+
+
 def test_without_schedules_all_is_as_it_was():
     settings = RunConfig()
     numbers = StepNumbers(settings)
@@ -355,6 +369,9 @@ def test_a_killed_and_resumed_run_has_the_bytes_of_one_left_alone(scheduled: Run
     assert all(row["mismatch_kl"] < 1e-9 for row in rows)
     entropy = [row["update_entropy"] for row in rows]
     assert max(entropy[2:4]) < min(entropy[0], entropy[4])
+    seen = [proximo.open_run(folder).lens(step)[0] for step in (2, 5)]  # under the algorithm of the step
+    assert [each.seen.algorithm.gate.high for each in seen] == [rows[step][f"schedule/{HIGH}"] for step in (1, 4)]
+    assert [each.name for each in seen] == ["own", "own"]
     assert [row["kl_loss"] > 0 for row in rows[1:]] == [False, False, True, True]  # none before the first update
 
 

@@ -164,7 +164,7 @@ class OpenedRun:
 
         Example: own, sapo = run.lens(12, "sapo"); sapo.cosine
         """
-        config = self._loading().config
+        config = self._loading().config_at(step)
         named: dict[str, Algorithm] = {own_name(config): config.algorithm}
         for each in algorithms:
             name = _card(each).name if isinstance(each, str) else explain.named(each)

@@ -23,7 +23,16 @@ from proximo.cli.arguments import (
     take_number,
     take_several,
 )
-from proximo.cli.data import DATA_FLAGS, is_rewarded, take_environment, take_rewards, take_schedules, take_task
+from proximo.cli.data import (
+    DATA_FLAGS,
+    METRICS,
+    STEP_FLAGS,
+    is_rewarded,
+    take_environment,
+    take_rewards,
+    take_schedules,
+    take_task,
+)
 from proximo.cli.flags import changed, read_flags
 from proximo.cli.naming import DEMO, named
 from proximo.cli.pieces import said_later, with_pieces
@@ -69,7 +78,7 @@ def run_config(
     epochs = take_number(arguments, "--epochs", float)
     if epochs is not None and "--steps" in flag_names(arguments):
         refuse("--epochs and --steps: give one of them")
-    schedules, metrics = take_schedules(arguments), take_several(arguments, "--metrics")
+    schedules, metrics = take_schedules(arguments), take_several(arguments, METRICS)
     base, defaults = suited_base(arguments, prog=prog, skip_bad=skip_bad, epochs=epochs)
     config = changed(base, arguments, prog=prog, usage=usage, description=description, help_more=help_more)
     if epochs is not None and not defaults:  # else they have the steps
@@ -128,6 +137,10 @@ def _skipping(config: RunConfig, skip_bad: bool) -> RunConfig:
     return replace(config, task=replace(config.task, skip_bad=True))
 
 
+OF_ONE_RUN = ("train", "init", "selfcheck", "fork", "iterate")
+"""Commands whose config `run_config` reads."""
+
+
 def naming_flags(command: str, of_command: str) -> str:
     """Help on what names a config as a whole, which is no field of it, and between them on the command's own flags."""
     lines = [
@@ -146,7 +159,7 @@ def naming_flags(command: str, of_command: str) -> str:
         *(f"  {each.name:<18} {each.what}" for each in PRESETS),
         "",
     ]
-    return f"{DATA_FLAGS}{of_command}{chr(10).join(lines)}"
+    return f"{DATA_FLAGS}{STEP_FLAGS * (command in OF_ONE_RUN)}{of_command}{chr(10).join(lines)}"
 
 
 def named_algorithm(flag: str, name: str) -> Card:

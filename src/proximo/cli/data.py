@@ -15,6 +15,7 @@ from proximo.tasks.sources.mixture import with_reward
 from proximo.tasks.sources.opening import open_data
 from proximo.tasks.sources.recognising import Chosen
 
+SCHEDULE, METRICS = "--schedule", "--metrics"
 DATA_FLAGS = """model, data and reward:
   --model MODEL         model to train: a folder, a hub id, or the name of one that ships with Proximo
   --data DATA ...       train on a .jsonl, .json, .parquet, .csv, .tsv or .arrow file, a pattern, a folder or a hub id;
@@ -24,17 +25,19 @@ DATA_FLAGS = """model, data and reward:
   --eval-data DATA ...  evaluate on these and hold out nothing of the others; NAME=DATA names one in the metrics
   --reward REWARD ...   FILE.py:FUNCTION, in TRL's, verl's or verifiers' form, or ExactMatch or MathVerify, in the place
                         of the verdict on the data's answers; several are added up, FILE.py:FUNCTION=WEIGHT
-  --schedule FIELD=SCHEDULE ...
+
+"""
+STEP_FLAGS = f"""numbers that change, and metrics:
+  {SCHEDULE} FIELD=SCHEDULE ...
                         numbers that change from step to step, such as algorithm.gate.high=linear:0.28:0.2 or
                         temperature=cosine:1.0:0.7:50 (in 50 steps); also constant:VALUE, piecewise:VALUE:STEP:VALUE
                         and FILE.py:FUNCTION, called as f(step, steps)
-  --metrics FILE.py:FUNCTION ...
+  {METRICS} FILE.py:FUNCTION ...
                         measure what each step has sampled: f(prompts, completions, **columns) gives a list of numbers
                         or a dict of such lists and of numbers, which are logged as user/NAME
 
 """
 TASK = "--task."
-SCHEDULE = "--schedule"
 
 
 @dataclass(frozen=True)

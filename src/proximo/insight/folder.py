@@ -12,6 +12,7 @@ from proximo.config.trust.permission import OfRun
 from proximo.insight.lens.steps import StoredStep, read_step
 from proximo.insight.reading import is_number
 from proximo.rl.config import RunConfig, loads_run
+from proximo.rl.step_numbers import as_logged
 from proximo.runs.files import METRICS, RESULT, ROLLOUTS, TRACKING, VERDICTS, stored_steps
 from proximo.runs.health.history import in_order
 from proximo.runs.run_json import FORMAT, config_damage
@@ -65,6 +66,13 @@ class RunFolder:
         if damage := config_damage(self.path, self.record):
             raise ValueError(f"{self.path}: {damage}")
         return config
+
+    def config_at(self, step: int) -> RunConfig:
+        """The config with the numbers that its schedules had at a step, as the step's row of metrics has them."""
+        if not self.config.schedules:
+            return self.config
+        rows = (row for row in self.rows(METRICS) if row["step"] == step and "reward" in row)
+        return as_logged(self.config, next(rows, {}))
 
     def admit(self, tables: Mapping[str, Any]) -> None:
         """Check that code that a config's tables name may be loaded; ValueError if not. For reading alone the names do

@@ -148,7 +148,7 @@ def metric_of(given: Given) -> Metric:
 
 def with_metrics(given: Given | Sequence[Given], held: Sequence[Metric] | None) -> tuple[Metric, ...]:
     """Metrics that a config has, and those of these functions, which take the place of others of their names."""
-    several = given if isinstance(given, list | tuple) else [given]
+    several = [given] if isinstance(given, str) or not isinstance(given, Sequence) else given
     metrics = {each.label: each for each in held or ()}
     added = [metric_of(each) for each in several]
     check_metrics(added)

@@ -6,7 +6,7 @@ a resumed run, one that samples ahead and one on several ranks have the same num
 
 import math
 from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -276,15 +276,21 @@ def spelled_out(table: Mapping[str, Any]) -> dict[str, Any]:
     Example: spelled_out({"sampling": {"temperature": 0.9}}) ==
         {"sampling.temperature": {"type": "Constant", "value": 0.9}}
     """
-    tables = dict[str, Any]()
+    return {_field(key): _spelled_out(item) for key, item in _flat(table)}
+
+
+def _flat(table: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     for key, item in table.items():
         if isinstance(item, dict) and "type" not in item:
-            tables |= {_field(f"{key}.{inner}"): each for inner, each in spelled_out(item).items()}
-        elif isinstance(item, str | int | float) and not isinstance(item, bool):
-            schedule = parsed(str(item))
-            fields = {name: list(held) if isinstance(held, tuple) else held for name, held in vars(schedule).items()}
-            known = {name: held for name, held in fields.items() if held is not None}
-            tables[_field(key)] = {"type": type(schedule).__name__} | known
+            yield from ((f"{key}.{inner}", each) for inner, each in _flat(item))
         else:
-            tables[_field(key)] = item
-    return tables
+            yield key, item
+
+
+def _spelled_out(item: Any) -> Any:
+    """Table of a schedule that is given as a text or a number; what is another is left for the reader to refuse."""
+    if not isinstance(item, str | int | float) or isinstance(item, bool):
+        return item
+    schedule = parsed(str(item))
+    fields = {name: list(held) if isinstance(held, tuple) else held for name, held in vars(schedule).items()}
+    return {"type": type(schedule).__name__} | {name: held for name, held in fields.items() if held is not None}

@@ -66,6 +66,25 @@ def _changing(config: "RunConfig") -> Iterator[tuple[str, Any]]:
             yield name, kind
 
 
+def as_logged(config: "RunConfig", row: Mapping[str, Any]) -> "RunConfig":
+    """The config with the numbers that a step's row of metrics has of its schedules, none of which is asked. Of those
+    an empty table is left, by which it is known to have had some."""
+    if not config.schedules:
+        return config
+    kinds = dict(_changing(config))
+    stored = {name: row.get(f"{PREFIX}{name}") for name in config.schedules}
+    values = {name: value for name, value in stored.items() if isinstance(value, int | float) and math.isfinite(value)}
+    numbers = {name: _number(name, value, kinds[name]) for name, value in values.items()}
+    return _with(config, {"schedules": {}, **numbers})
+
+
+def _with(config: "RunConfig", numbers: Mapping[str, Any]) -> "RunConfig":
+    """The config with other numbers. What is unusual in it has been said of the config itself."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UnusualChoice)
+        return with_fields(config, numbers)
+
+
 class StepNumbers:
     """A run's config at each of its steps."""
 
@@ -96,9 +115,7 @@ class StepNumbers:
             return self._config
         if self._made is None or self._made[0] != step:
             numbers = {name: _number(name, values[step], self._kinds[name]) for name, values in self._values.items()}
-            with warnings.catch_warnings():  # what is unusual in the config has been said of the config itself
-                warnings.simplefilter("ignore", UnusualChoice)
-                self._made = step, with_fields(self._config, {"schedules": None, **numbers})
+            self._made = step, _with(self._config, {"schedules": None, **numbers})
         return self._made[1]
 
     def check(self) -> None:

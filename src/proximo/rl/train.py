@@ -328,7 +328,7 @@ def _metrics(run: Run, step: Step, everyone: Batch) -> dict[str, float]:
         is_whole=not config.sampling.truncates and not config.sampling.greedy,
         shaped=everyone.rewards if learner.algorithm.length_penalties else None,
     )
-    metrics |= run.numbers.logged(step.number - 1) | step.measures
+    metrics |= {**run.numbers.logged(step.number - 1), **step.measures}
     if assembled is None:
         return metrics
     if trains_policy:

@@ -24,6 +24,7 @@ from proximo.insight.lens.replay import FIVE, ComparedAlgorithm, chosen, compare
 from proximo.insight.lens.steps import StoredStep
 from proximo.insight.lens.turns import episodes_in_words, place_in_words
 from proximo.models.shipped import resolve
+from proximo.rl.config import RunConfig
 from proximo.system.folders import whole_file
 from proximo.system.opening import make_folder, replacing, without_links
 from proximo.system.safe_text import quoted, visible
@@ -132,18 +133,19 @@ def _asked(arguments: list[str]) -> Replayed:
         refuse(f"--pass {number}: step {step.number} has {step.passes}, counted from 0")
     if given is None:
         torch.set_num_threads(1)  # more threads are no faster here, and slow a concurrent run down
-    views = compared(step, run.config, _algorithms(run, names or FIVE), number=number)
+    config = run.config_at(step.number)
+    views = compared(step, config, _algorithms(config, names or FIVE), number=number)
     model = None if given is None else resolve(given)
     gradients = None if model is None else _through(model, run, step, views, number, with_halves)
     return Replayed(run, step, number, views, model, gradients)
 
 
-def _algorithms(run: RunFolder, names: Sequence[str]) -> dict[str, Algorithm]:
+def _algorithms(config: RunConfig, names: Sequence[str]) -> dict[str, Algorithm]:
     """The run's own algorithm first, then those of the names and of the files, in the order given."""
-    algorithms = chosen(run.config, [])
+    algorithms = chosen(config, [])
     for name in names:
         if not name.endswith(".toml"):
-            algorithms = algorithms | chosen(run.config, [name])
+            algorithms = algorithms | chosen(config, [name])
             continue
         stem, number = Path(name).stem, 1
         while (unique := stem if number == 1 else f"{stem}-{number}") in algorithms:
@@ -163,7 +165,8 @@ def _through(
 ) -> ParameterGradients:
     model, tokenizer = open_model(name, dtype=run.config.dtype)
     check_tokens(step, tokenizer)
-    return (half_gradients if with_halves else parameter_gradients)(model, step, run.config, views, number=number)
+    gradients = half_gradients if with_halves else parameter_gradients
+    return gradients(model, step, run.config_at(step.number), views, number=number)
 
 
 def _write(replayed: Replayed, path: Path) -> None:

@@ -81,7 +81,8 @@ class ComparedAlgorithm:
 
 
 def own_name(config: RunConfig) -> str:
-    card = explain.same_as(config.algorithm)
+    """Name of a run's algorithm; one whose numbers change is no named one."""
+    card = None if config.schedules is not None else explain.same_as(config.algorithm)
     return OWN_ALGORITHM if card is None else card.name
 
 

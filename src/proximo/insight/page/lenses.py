@@ -107,12 +107,13 @@ class Look:
 def looked(run: RunFolder, query: Mapping[str, str], *, as_run: bool = False) -> Look:
     """The step, algorithm and pass that a query names; with `as_run`, the run's own algorithm."""
     step, number = named_pass(run, query)
-    mine = own_name(run.config)
+    config = run.config_at(step.number)
+    mine = own_name(config)
     name = mine if as_run else query.get("as", mine)
-    algorithms = chosen(run.config, [] if name == OWN_ALGORITHM else [name])
+    algorithms = chosen(config, [] if name == OWN_ALGORITHM else [name])
     name, algorithm = list(algorithms.items())[-1]
     return _looks.get(
-        step, (name, number), lambda: Look(run, step, name, number, look(step, algorithm, run.config, number=number))
+        step, (name, number), lambda: Look(run, step, name, number, look(step, algorithm, config, number=number))
     )
 
 

@@ -139,9 +139,10 @@ def lens(run: RunFolder, query: Mapping[str, str]) -> dict[str, Any]:
 def _table(run: RunFolder, step: StoredStep, number: int, names: Sequence[str]) -> list[dict[str, Any]]:
     """The rows, computed for a few algorithms at a time, since each holds the numbers of a whole step several times."""
     by_name: dict[str, dict[str, Any]] = {}
+    config = run.config_at(step.number)
     for start in range(0, len(names), AT_ONCE):
-        algorithms = chosen(run.config, names[start : start + AT_ONCE])
-        for row in compared(step, run.config, algorithms, number=number):
+        algorithms = chosen(config, names[start : start + AT_ONCE])
+        for row in compared(step, config, algorithms, number=number):
             by_name.setdefault(row.name, row.to_dict())
     return list(by_name.values())
 
