@@ -8,7 +8,7 @@ PIP := $(BIN)/pip install --quiet --no-compile --disable-pip-version-check --con
 # each process of `make test` ten seconds.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test slow scale lint types imports check parity mutation faults journeys screenshots animation diagrams gallery docs pages clean
+.PHONY: demo test slow scale lint types imports check parity mutation faults journeys screenshots animation curves diagrams gallery docs pages clean
 
 demo: .venv/.ready
 	$(BIN)/proximo train
@@ -64,6 +64,10 @@ screenshots: .venv/.ready
 # Draws README's animation from a run of the demo. One minute.
 animation: .venv/.ready
 	$(BIN)/python docs/animation.py
+
+# Trains the four runs of the guide on reading curves and draws its pictures. About ten minutes.
+curves: .venv/.ready
+	$(BIN)/python docs/curves.py
 
 # Draws the diagrams of the algorithms' pages from the algorithms' own values. Seconds.
 diagrams: .venv/.ready

@@ -6,10 +6,12 @@ import re
 from pathlib import Path
 
 from api_reference import page as api_page
+from command_reference import FOLDER as COMMANDS_FOLDER
+from command_reference import pages as command_pages
 from latex2mathml.converter import convert
 from mkdocs.structure.files import File
 
-from proximo.cli import USAGE
+from proximo.cli import COMMANDS
 
 ROOT = Path(__file__).parents[1]
 OUTSIDE = {
@@ -26,6 +28,13 @@ FENCE = re.compile(r"^```(?P<language>\w+)(?: (?:src|file)=(?P<file>\S+)| \w+)?$
 WAITING = re.compile(r"<p>@@([0-9a-f]+)@@</p>")
 
 
+def on_config(config):
+    """The navigation's last part gets the page of each command."""
+    reference = next(part["Reference"] for part in config.nav if "Reference" in part)
+    reference.append({"Commands": [{f"proximo {each}": f"{COMMANDS_FOLDER}/{each}.md"} for each in COMMANDS]})
+    return config
+
+
 def on_files(files, config):
     """Adds the pages that are not in docs/, and the source files that pages link to."""
     texts = {f"docs/{each.src_uri}": each.content_string for each in files.documentation_pages()}
@@ -33,8 +42,8 @@ def on_files(files, config):
         texts[source] = (ROOT / source).read_text()
         files.append(File.generated(config, page, content=_in_site(texts[source], source)))
     files.append(File.generated(config, "reference/python.md", content=api_page()))
-    usage = f"# Command line\n\nWhat `proximo --help` prints.\n\n```text\n{USAGE}```\n"
-    files.append(File.generated(config, "reference/command-line.md", content=usage))
+    for place, content in command_pages().items():
+        files.append(File.generated(config, place, content=content))
     for linked in sorted({each for source, text in texts.items() for each in _links(source, text) if _shown(each)}):
         content = html.escape((ROOT / linked).read_text())
         text = f'<!doctype html><meta charset="utf-8"><title>{linked}</title><pre>{content}</pre>'
@@ -43,7 +52,9 @@ def on_files(files, config):
 
 
 def on_page_markdown(markdown, page, config, files):
-    """Links out of docs/ lead to the source's page; formulas wait for the page's HTML."""
+    """Links out of docs/ lead to the source's page; formulas wait for the page's HTML; nothing finds the diary."""
+    if page.file.src_uri == "log.md":
+        page.meta["search"] = {"exclude": True}
     if page.file.generated_by is None:
         markdown = _in_site(markdown, f"docs/{page.file.src_uri}")
     waiting = _outside_code(markdown, lambda text: FORMULA.sub(lambda found: f"@@{found[1].encode().hex()}@@", text))

@@ -3,14 +3,19 @@
 import re
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
+from importlib import import_module
 from typing import Any
 
 import yaml
 
-from proximo import Lora, RunConfig, ValueOptions, WeightedRule
+from proximo import PPO, Lora, RunConfig, ValueOptions, WeightedRule
+from proximo.cli import COMMANDS
+from proximo.cli.help_pages import help_of
 from proximo.config.vocabulary import WORDS
+from proximo.models.values import OwnModel
 from proximo.rewards import PythonFunction
 from proximo.samplers.engines.options import Fleet
+from proximo.supervised.fitting import FitOptions
 from proximo.tasks import File
 from proximo_lab.studies.designs import STUDIES
 from tests import ROOT
@@ -37,6 +42,22 @@ def test_every_page_is_in_the_navigation_once():
     pages = {str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").rglob("*.md")}
     studies = {f"studies/{study.name}.md" for study in STUDIES}  # found through the page of replication results
     assert navigation == sorted((pages - studies - {LOG}) | MADE)
+
+
+def test_every_command_has_a_page_with_its_help(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "docs"))
+    reference = import_module("command_reference")
+    assert list(reference.summaries()) == list(COMMANDS)
+    assert "measure rollout" in reference.summaries()["bench"]
+    drawn = reference.page("view", help_of("view"))
+    assert drawn.startswith("# proximo view\n")
+    assert [line for line in drawn.splitlines() if line.startswith("## ")] == ["## examples"]
+    assert "--port N " in re.findall(r"```text\n(.*?)```", drawn, re.DOTALL)[1]
+    tables = " options\n ------------------------------\n  --seed INT\n        Random seed.\n"
+    assert list(reference.sections(f"A command.\n\n{tables}"))[1] == (
+        "options",
+        ["  --seed INT", "        Random seed."],
+    )
 
 
 def test_anchors_are_headings_or_rows_with_an_id():
@@ -68,15 +89,18 @@ def test_flags_that_settings_of_other_libraries_map_to_exist():
     task = File("a.jsonl", reward=PythonFunction("a.py:f"))
     rule = WeightedRule(PythonFunction("a.py:f"))
     known = {
-        *names(RunConfig(task=task, adapter=Lora())),
-        *names(ValueOptions(), "--value"),
+        *names(RunConfig(task=task, adapter=Lora(), algorithm=PPO)),
+        *names(Lora(), "--adapter"),
+        *names(FitOptions(), "--fit"),
+        *names(ValueOptions(form=OwnModel()), "--value"),
         *names(Fleet(), "--sampler"),
     }
     known |= {f"--rewards.rules.N.{each.name}" for each in fields(rule)}
-    known |= {"--data", "--eval-data", "--run", "--track", "--reward"}  # flags of the command itself
+    known |= {"--data", "--eval-data", "--run", "--track", "--reward", "--skip-bad"}  # flags of the command itself
+    known |= {"--out", "--to"}  # and of export
     known |= {flag for word in WORDS for flag in word.flags}
-    for page in ("from-trl", "from-verl"):
+    for page, at_least in (("from-trl", 20), ("from-verl", 20), ("from-unsloth", 10)):
         text = CODE.sub("", (ROOT / f"docs/tutorials/{page}.md").read_text())
         named = set(re.findall(r"(?<=`)--[a-zA-Z0-9.-]+", text))
-        assert len(named) > 20
+        assert len(named) >= at_least
         assert named - known == set(), page
