@@ -119,7 +119,8 @@ def _call(piece: object) -> str:
 
 def _pull(gate: GateProtocol, sign: float) -> list[Point]:
     """The gate's gradient in the log-prob, over the advantage, which is 1 at a ratio of 1 for all."""
-    ratio = torch.linspace(0.004, 2.5, 625, dtype=torch.float64)[None]
+    # No point is on a clip's edge, where the last digit decides and each torch has another.
+    ratio = (torch.arange(625, dtype=torch.float64) + 0.5)[None] / 250
     advantages = torch.full_like(ratio, sign)
     log_ratio = ratio.log().requires_grad_()
     loss = gate(log_ratio, log_ratio, advantages, torch.ones_like(ratio, dtype=torch.bool))
