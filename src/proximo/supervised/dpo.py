@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from proximo.config import toml
-from proximo.data import DataFile, Mistakes, read_rankings
+from proximo.data import DataFile, Mistakes
 from proximo.learner.ranks import Ranks
 from proximo.losses.pairwise import Dpo, Ipo, ranked_pairs
 from proximo.models import Precision, load_model, load_tokenizer, pick_device, pick_dtype, score_rows
@@ -22,7 +22,7 @@ from proximo.models.model_types import PreTrainedModel
 from proximo.models.shipped import resolve
 from proximo.models.stop_tokens import declared_ends
 from proximo.runs.session import RunSession
-from proximo.supervised.encoding import Encoded, EncodedRows, Prepared, prepare
+from proximo.supervised.encoding import Encoded, EncodedRows, Prepared, prepare, rankings_reader
 from proximo.supervised.fitting import FitOptions, Fitted, fit_session
 from proximo.supervised.reference import (
     Reference,
@@ -54,6 +54,14 @@ class DpoConfig:
     """Path of an earlier run's reference.parquet (same data, same reference). None: computed before training."""
     loss: Dpo | Ipo = field(default_factory=Dpo)
     fit: FitOptions = field(default_factory=lambda: FitOptions(learning_rate=1e-6))
+    prompt_column: str = "prompt"
+    """Column with the prompt; without it, it is what chosen and rejected begin with."""
+    chosen_column: str = "chosen"
+    """Column with the preferred completion, or the whole conversation."""
+    rejected_column: str = "rejected"
+    """Column with the other one."""
+    ranking_column: str = "ranking"
+    """Column with several completions in the place of these, the best first."""
     device: str = "auto"
     """Torch device of the model. `auto`: a GPU if there is one, else the CPU."""
     dtype: Precision = "auto"
@@ -99,7 +107,7 @@ def _dpo(
             f"reference is {config.reference!r}, model {config.model!r}: their vocabularies differ, so their "
             "log-probs cannot be compared; use a reference with the model's own tokenizer"
         )
-    data = prepare(config.data, read_rankings, tokenizer, declared_ends(path))
+    data = prepare(config.data, rankings_reader(config), tokenizer, declared_ends(path))
     known = None if config.reference_logprobs is None else read_reference(config.reference_logprobs, data)
     shared, batch, budget = reference_path == path, config.fit.batch, config.fit.token_budget
     model = _loaded(config, reference_path, ranks if shared else None)

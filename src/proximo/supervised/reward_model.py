@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from proximo.config import toml
-from proximo.data import DataFile, read_rankings
+from proximo.data import DataFile
 from proximo.learner.ranks import Ranks
 from proximo.losses.arithmetic import at_least_float32
 from proximo.losses.pairwise import BradleyTerry, calibration_error, pair_accuracy, ranked_pairs
@@ -20,7 +20,7 @@ from proximo.models.reward_models import completion_scores, load_reward_model, p
 from proximo.models.shipped import resolve
 from proximo.models.stop_tokens import declared_ends
 from proximo.runs.session import RunSession
-from proximo.supervised.encoding import Encoded, EncodedRows, prepare, to_rows
+from proximo.supervised.encoding import Encoded, EncodedRows, prepare, rankings_reader, to_rows
 from proximo.supervised.fitting import FitOptions, Fitted, fit_session
 from proximo.supervised.snapshots import once
 from proximo.supervised.stage_model import HoldsStages, StageModel, check_ranks, loading_place, stage_model
@@ -38,6 +38,14 @@ class RewardModelConfig:
     A policy gets a new score head; a reward model is trained further."""
     loss: BradleyTerry = field(default_factory=BradleyTerry)
     fit: FitOptions = field(default_factory=FitOptions)
+    prompt_column: str = "prompt"
+    """Column with the prompt; without it, it is what chosen and rejected begin with."""
+    chosen_column: str = "chosen"
+    """Column with the preferred completion, or the whole conversation."""
+    rejected_column: str = "rejected"
+    """Column with the other one."""
+    ranking_column: str = "ranking"
+    """Column with several completions in the place of these, the best first."""
     device: str = "auto"
     """Torch device of the model. `auto`: a GPU if there is one, else the CPU."""
     dtype: Precision = "auto"
@@ -75,7 +83,7 @@ def _trained(
     """Train; the result is a `Fitted` as a dict, as it is stored."""
     path = resolve(config.model)
     tokenizer = load_tokenizer(path)
-    data = prepare(config.data, read_rankings, tokenizer, declared_ends(path))
+    data = prepare(config.data, rankings_reader(config), tokenizer, declared_ends(path))
     model, held = open_model(config, ranks)
     if tokenizer.pad_token_id is None:  # padding with this tokenizer must use the token that the model ignores
         tokenizer.pad_token = tokenizer.convert_ids_to_tokens(pad_token(model.config))
