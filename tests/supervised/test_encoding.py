@@ -476,13 +476,10 @@ def test_a_plain_text_may_hold_ends_and_begins_once():
 
 # Tools.
 
-CALLS = (
-    "{% if tools %}{{ '<|im_start|>' + tools[0].function.name + '<|im_end|>\\n' }}{% endif %}"
-    + CHATML.replace(
-        "message['content']",
-        "message['content'] + (('~' + message.tool_calls[0].function.name + '(' + "
-        "(message.tool_calls[0].function.arguments | tojson) + ')') if message.tool_calls else '')",
-    )
+CALLS = "{% if tools %}{{ '<|im_start|>' + tools[0].function.name + '<|im_end|>\\n' }}{% endif %}" + CHATML.replace(
+    "message['content']",
+    "message['content'] + (('~' + message.tool_calls[0].function.name + '(' + "
+    "(message.tool_calls[0].function.arguments | tojson) + ')') if message.tool_calls else '')",
 )
 
 

@@ -97,21 +97,27 @@ class NamesRanked(Protocol):
     """A config that names the columns of its rankings."""
 
     @property
-    def prompt_column(self) -> str: ...
+    def prompt_column(self) -> str | None: ...
 
     @property
-    def chosen_column(self) -> str: ...
+    def chosen_column(self) -> str | None: ...
 
     @property
-    def rejected_column(self) -> str: ...
+    def rejected_column(self) -> str | None: ...
 
     @property
-    def ranking_column(self) -> str: ...
+    def ranking_column(self) -> str | None: ...
 
 
 def rankings_reader(config: NamesRanked) -> ReadsItems[Ranking]:
     """Reader of a file's rankings, with the columns that the config names."""
-    columns = RankedColumns(config.prompt_column, config.chosen_column, config.rejected_column, config.ranking_column)
+    usual = RankedColumns()
+    columns = RankedColumns(
+        config.prompt_column or usual.prompt,
+        config.chosen_column or usual.chosen,
+        config.rejected_column or usual.rejected,
+        config.ranking_column or usual.ranking,
+    )
     return partial(read_rankings, columns=columns)
 
 

@@ -38,14 +38,14 @@ class RewardModelConfig:
     A policy gets a new score head; a reward model is trained further."""
     loss: BradleyTerry = field(default_factory=BradleyTerry)
     fit: FitOptions = field(default_factory=FitOptions)
-    prompt_column: str = "prompt"
-    """Column with the prompt; without it, it is what chosen and rejected begin with."""
-    chosen_column: str = "chosen"
-    """Column with the preferred completion, or the whole conversation."""
-    rejected_column: str = "rejected"
-    """Column with the other one."""
-    ranking_column: str = "ranking"
-    """Column with several completions in the place of these, the best first."""
+    prompt_column: str | None = None
+    """Column with the prompt. None: prompt, or what chosen and rejected begin with."""
+    chosen_column: str | None = None
+    """Column with the preferred completion, or the whole conversation. None: chosen."""
+    rejected_column: str | None = None
+    """Column with the other one. None: rejected."""
+    ranking_column: str | None = None
+    """Column with several completions in the place of these, the best first. None: ranking."""
     device: str = "auto"
     """Torch device of the model. `auto`: a GPU if there is one, else the CPU."""
     dtype: Precision = "auto"

@@ -100,7 +100,9 @@ class SftConfig:
             raise ValueError("adapter is given, but no model that it would be an adapter of: give model, too")
         if (self.prompt_column is None) != (self.completion_column is None):
             raise ValueError("of prompt_column and completion_column one is given: give both, or none of them")
-        named = [name for name in ("prompt_column", "messages_column", "text_column") if getattr(self, name) is not None]
+        named = [
+            name for name in ("prompt_column", "messages_column", "text_column") if getattr(self, name) is not None
+        ]
         if named and isinstance(self.data, References):
             raise ValueError(f"{named[0]} is given, and data is a task: it names a column of a file")
         if len(named) > 1:
