@@ -1,6 +1,6 @@
 """Examples for fine-tuning: a prompt and its completion, the replies of a conversation, or a plain text."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -87,8 +87,16 @@ def _example(row: Row, columns: Columns, chat: bool) -> Example:
     if question is None and row.has("text"):
         return _plain(row, "text")
     if question is None:
+        _refuse_null(row, ("prompt", "messages", "conversations", *QUESTIONS, "text"))
         raise ValueError(f"no column 'prompt' or 'messages', only {', '.join(row.values)}: {CHOOSE}")
     return _answered(row, _question(row, question, chat), _reply(row), chat=False)
+
+
+def _refuse_null(row: Row, columns: Sequence[str]) -> None:
+    """Refuse a row whose column is there and holds nothing."""
+    for name in columns:
+        if name in row.values:
+            raise ValueError(f"{name} is null: give a text, or leave the row out")
 
 
 def _plain(row: Row, column: str) -> Example:
@@ -99,6 +107,7 @@ def _reply(row: Row) -> str:
     """The column with what to learn."""
     known = [name for name in REPLIES if row.has(name)]
     if not known:
+        _refuse_null(row, REPLIES)
         raise ValueError(f"no column 'completion', only {', '.join(row.values)}: {CHOOSE}")
     if len(known) > 1:
         raise ValueError(f"the completion may be in {' or '.join(known)}: {CHOOSE}")

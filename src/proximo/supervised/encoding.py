@@ -84,6 +84,8 @@ def prepare(
     """
     mistakes = Mistakes()
     items, kept = read_splits(read, data.path, data.held_out, mistakes)
+    if not items and not kept and not mistakes:
+        raise ValueError(f"data.path is {data.path!r}: it has no rows")
     limit = Limit(data.max_tokens, data.too_long)
     train, held_out = (encode(tokenizer, part, limit, mistakes, ends) for part in (items, kept))
     if not data.skip_bad:
