@@ -20,6 +20,7 @@ from proximo.data import (
     read_splits,
 )
 from proximo.data.examples import Columns
+from proximo.data.rankings import RankedColumns
 from proximo.data.splits import prompt_key
 
 USER, SYSTEM = {"role": "user", "content": "hi"}, {"role": "system", "content": "Be brief."}
@@ -149,18 +150,18 @@ def test_what_an_example_can_be(tmp_path: Path):
     assert not mistakes
 
 
-def test_each_reply_of_a_conversation_is_an_example(tmp_path: Path):
+def test_all_replies_of_a_conversation_are_one_example(tmp_path: Path):
     for path in (
         written(tmp_path / "x.jsonl", [{"messages": [SYSTEM, USER, REPLY, AGAIN, BYE]}]),
         as_parquet(tmp_path / "x.parquet", [{"messages": [SYSTEM, USER, REPLY, AGAIN, BYE]}]),
     ):
-        first, second = read_examples(path, Mistakes())
+        [last] = read_examples(path, Mistakes())
+        [first] = last.earlier
         assert (first.prompt, first.completion) == ((SYSTEM, USER), "hello")
-        assert (second.prompt, second.completion) == ((SYSTEM, USER, REPLY, AGAIN), "ciao")
-        assert first.location.endswith(", turn 3")
-        assert second.location.endswith(", turn 5")
-        # They stay together with each other, and with the same question asked elsewhere.
-        assert first.key == second.key == Example("", (SYSTEM, USER), "other").key
+        assert (last.prompt, last.completion) == ((SYSTEM, USER, REPLY, AGAIN), "ciao")
+        assert first.location == f"{last.location}, turn 3"
+        # It stays on the side of a split on which the same question is, asked elsewhere.
+        assert last.key == Example("", (SYSTEM, USER), "other").key
 
 
 def test_parquet_columns_that_only_some_rows_have(tmp_path: Path):
@@ -204,7 +205,7 @@ def test_every_bad_example_is_reported(tmp_path: Path):
         "12: the conversation begins with the assistant's turn: give what it replie",
         "13: turn 4 is empty",
         "14: messages is a text: give a list of messages with role and content, or ",
-        "15: messages is []: give a text, or a list of messages with role and con",
+        "15: messages is []: give a list of messages with role and content",
         "16: not JSON, a text has half of a surrogate pair, \\ud800: remove it",
     ]
     assert_said(read_examples, rows, tmp_path / "x.jsonl", beginnings)
@@ -220,7 +221,7 @@ def read(tmp_path: Path, *rows: dict, **options: Any) -> list[tuple[Prompt, str]
 def test_chats_with_their_prompt_beside_them(tmp_path: Path):
     """UltraChat's shape: the prompt once more, an id, and the messages."""
     row = {"prompt": "hi", "prompt_id": "a1", "messages": [USER, REPLY, AGAIN, BYE]}
-    assert read(tmp_path, row) == [((USER,), REPLY["content"]), ((USER, REPLY, AGAIN), BYE["content"])]
+    assert read(tmp_path, row) == [((USER, REPLY, AGAIN), BYE["content"])]
 
 
 def test_conversations_of_sharegpt(tmp_path: Path):
@@ -256,7 +257,75 @@ def test_columns_are_chosen_where_there_are_two(tmp_path: Path):
     assert read(tmp_path, row, columns=Columns("problem", "mine")) == [("1+1?", "two")]
 
 
+def test_messages_and_texts_in_columns_of_other_names(tmp_path: Path):
+    row = {"talk": [USER, REPLY], "body": "Once upon a time.", "prompt": "hi", "completion": "hello"}
+    assert read(tmp_path, row, columns=Columns(messages="talk")) == [((USER,), "hello")]
+    assert read(tmp_path, row, columns=Columns(text="body")) == [("", "Once upon a time.")]
+
+
+def test_a_plain_text_is_learned_where_there_is_nothing_else(tmp_path: Path):
+    assert read(tmp_path, {"text": "Once upon a time.", "source": "web"}) == [("", "Once upon a time.")]
+    one, other = (Example("x", "", text) for text in ("one", "other"))
+    assert one.key != other.key  # a split is by text then
+
+
+CALL = {"id": "1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1, "b": 2}'}}
+TOOLS = [{"type": "function", "function": {"name": "add", "description": None, "parameters": {}}}]
+
+
+@pytest.mark.parametrize("tools", [TOOLS, json.dumps(TOOLS)])
+def test_conversations_with_tools(tmp_path: Path, tools: Any):
+    turns = [
+        USER,
+        {"role": "assistant", "content": None, "tool_calls": [CALL]},
+        {"role": "tool", "content": "3", "tool_call_id": "1"},
+        {"role": "assistant", "content": [{"type": "text", "text": "It is "}, {"type": "text", "text": "3."}]},
+    ]
+    mistakes = Mistakes()
+    [last] = read_examples(written(tmp_path / "x.jsonl", [{"messages": turns, "tools": tools}]), mistakes)
+    mistakes.refuse("bad rows:")
+    [first] = last.earlier
+    assert (first.completion, last.completion) == ("", "It is 3.")
+    # Arguments are an object, which templates write as JSON; keys that only other rows have are gone.
+    [call] = first.calls
+    assert call["function"] == {"name": "add", "arguments": {"a": 1, "b": 2}}
+    assert last.prompt[1]["tool_calls"] == [call]
+    assert last.arguments == {"tools": [{"type": "function", "function": {"name": "add", "parameters": {}}}]}
+
+
 # Rankings.
+
+
+def test_conversations_that_are_one_text_part_behind_the_last_reply(tmp_path: Path):
+    """Anthropic's shape, and TRL's without a prompt."""
+    asked = "\n\nHuman: hi\n\nAssistant: hello\n\nHuman: 1+1?\n\nAssistant:"
+    rows = [
+        {"chosen": f"{asked} It is 2.", "rejected": f"{asked} It is 3."},
+        {"chosen": "The sky is blue.", "rejected": "The sky is brown.", "score_chosen": 8.0, "score_rejected": 2.0},
+    ]
+    mistakes = Mistakes()
+    found = read_rankings(written(tmp_path / "x.jsonl", rows), mistakes)
+    assert [(ranking.prompt, ranking.completions) for ranking in found] == [
+        (asked, (" It is 2.", " It is 3.")),
+        ("The sky is", (" blue.", " brown.")),
+    ]
+    assert not mistakes
+
+
+def test_rankings_in_columns_of_other_names(tmp_path: Path):
+    names = RankedColumns("question", "better", "worse", "best_first")
+    rows = [
+        {"question": "1+1=", "better": "2", "worse": "3", "prompt": "not this"},
+        {"question": "1+1=", "best_first": ["2", "3", "4"]},
+        {"question": "1+1=", "better": "2"},
+    ]
+    mistakes = Mistakes()
+    found = read_rankings(written(tmp_path / "x.jsonl", rows), mistakes, columns=names)
+    assert [(ranking.prompt, ranking.completions) for ranking in found] == [
+        ("1+1=", ("2", "3")),
+        ("1+1=", ("2", "3", "4")),
+    ]
+    assert "no column 'worse', only question, better: choose with `prompt_column=NAME`" in str(mistakes)
 
 
 def test_what_a_ranking_can_be(tmp_path: Path):
@@ -305,7 +374,7 @@ def test_every_bad_ranking_is_reported(tmp_path: Path):
     ]
     beginnings = [
         "2: no column 'rejected', only prompt, chosen",
-        "3: no column 'prompt', only chosen, rejected",
+        "3: no column 'prompt', and chosen and rejected begin differently: give the",
         "4: chosen and rejected are equal: there is no preference to ",
         "5: chosen is empty",
         "6: chosen and rejected differ before their last turn: only t",

@@ -299,12 +299,12 @@ def test_bad_rows_are_refused_together_or_left_out(tmp_path: Path):
     bad = [{"prompt": "9" * 60, "completion": "1"}, {"prompt": "a", "completion": ""}]
     path = written(tmp_path / "x.jsonl", [*SUMS, *bad])
     with pytest.raises(ValueError, match="with bad rows .`data.skip_bad=True` leaves them out.:") as caught:
-        prepare(DataFile(path, max_tokens=50), read_examples, TINY)
+        prepare(DataFile(path, max_tokens=50, too_long=None), read_examples, TINY)
     assert [line[:30] for line in str(caught.value).removeprefix("data").replace(f"{path}:", "").splitlines()[1:]] == [
         "41: the prompt alone has 60 to",
         "42: completion is empty",
     ]
-    prepared = prepare(DataFile(path, max_tokens=50, skip_bad=True), read_examples, TINY)
+    prepared = prepare(DataFile(path, max_tokens=50, too_long=None, skip_bad=True), read_examples, TINY)
     assert (len(prepared.train) + len(prepared.held_out), len(prepared.mistakes)) == (40, 2)
 
 
@@ -337,9 +337,167 @@ def test_rows_that_are_too_long_are_refused_left_out_or_cut(tmp_path):
         return prepare(data, read_examples, TINY)
 
     with pytest.raises(ValueError, match="x.jsonl:2: prompt and completion have 25 tokens.*data.too_long=cut"):
-        prepared()
+        prepared(too_long=None)
+    assert [len(each.completions[0]) for each in prepared().train] == [2]  # left out and counted, as nobody said it
     assert [len(each.completions[0]) for each in prepared(too_long="leave_out").train] == [2]
     cut = prepared(too_long="cut")
     assert [len(each.completions[0]) for each in cut.train] == [2, 6]
     assert cut.train[1].completions[0] == tuple(TINY.encode("222222", add_special_tokens=False))
     assert cut.counts == "2 to train on, 0 held out, 1 cut at 10 tokens"
+
+
+def test_rows_are_cut_at_their_start():
+    items = [Example("x:1", "12345678", "19"), Example("x:2", "12+7=", "1234567890"), Example("x:3", "1=", "1")]
+    limit, mistakes = Limit(6, "cut_start"), Mistakes()
+    first, second, third = encode(TINY, items, limit, mistakes)
+    assert (first.prompt, first.completions) == (spelled("678"), ((*spelled("19"), EOS),))
+    # The completion alone is too long: the first token that is left stands before the others.
+    assert (second.prompt, second.completions) == (spelled("6"), ((*spelled("7890"), EOS),))
+    assert (third.prompt, third.completions) == (spelled("1="), ((*spelled("1"), EOS),))
+    assert (limit.cut, limit.left_out, limit.line) == (2, 0, ", 2 cut at the start at 6 tokens")
+    assert not mistakes
+
+
+def test_nothing_is_cut_to_what_teaches_nothing():
+    """Without a token of the completion, or where the cut makes two completions equal."""
+    items = [
+        Example("x:1", "12345678", "19"),
+        Ranking("x:2", "1234", ("1234", "1235")),
+        Ranking("x:3", "1234", ("1234", "2234")),
+    ]
+    limit, mistakes = Limit(7, "cut"), Mistakes()
+    [kept] = encode(TINY, items, limit, mistakes)
+    assert kept.completions == (spelled("123"), spelled("223"))
+    assert (limit.cut, limit.left_out) == (1, 2)
+    assert not mistakes
+
+
+def test_a_limit_that_would_leave_out_most_rows_is_refused(tmp_path: Path):
+    path = written(tmp_path / "x.jsonl", [*SUMS, *({"prompt": f"{i}+1=", "completion": "9" * 60} for i in range(41))])
+    with pytest.raises(ValueError, match="data.max_tokens is 50, and 41 of 81 rows are longer: .*data.too_long=cut"):
+        prepare(DataFile(path, max_tokens=50), read_examples, TINY)
+    assert len(prepare(DataFile(path, max_tokens=50, too_long="cut"), read_examples, TINY).train) > 60
+
+
+# Conversations.
+
+
+def talk(*texts: str) -> Example:
+    """A conversation as it is read, the user first."""
+    turns = [{"role": ("user", "assistant")[number % 2], "content": text} for number, text in enumerate(texts)]
+    replies = [Example(f"x, turn {n + 1}", tuple(turns[:n]), texts[n]) for n in range(1, len(turns), 2)]
+    return Example("x", replies[-1].prompt, replies[-1].completion, tuple(replies[:-1]))
+
+
+def test_all_replies_of_a_conversation_are_learned_in_one_row():
+    tokenizer = chatml()
+    start, end = (tokenizer.convert_tokens_to_ids(word) for word in ("<|im_start|>", "<|im_end|>"))
+    [row] = encode(tokenizer, [talk("hi", "yo", "so?", "ok")], Limit(99), Mistakes())
+    # <|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\nyo<|im_end|>\n<|im_start|>user\nso?<|im_end|>\n...
+    opened, asked = (start, *spelled("assistant\n")), (end, *spelled("\n"))
+    assert row.prompt == (start, *spelled("user\nhi"), *asked, *opened)
+    between = (*spelled("\n"), start, *spelled("user\nso?"), *asked, *opened)
+    assert row.completions == ((*spelled("yo"), end, *between, *spelled("ok"), end),)
+    # What a sampler would say, with the end of each turn, and nothing else.
+    assert row.trained == (True,) * 3 + (False,) * len(between) + (True,) * 3
+    assert (row.learned, row.is_apart) == (6, False)
+    rows = to_rows([row, Encoded("y", (1,), ((2, 3),))])
+    assert rows.mask[0].tolist() == list(row.trained)
+    assert rows.mask[1].tolist() == [True, True] + [False] * (len(row.trained) - 2)
+    # It is the conversation as the template writes it, up to the last end.
+    words = [*talk("hi", "yo", "so?", "ok").prompt, {"role": "assistant", "content": "ok"}]
+    whole = tokenizer.apply_chat_template(words, tokenize=False)
+    assert tokenizer.decode([*row.prompt, *row.completions[0]]) == str(whole).removesuffix("\n")
+
+
+def test_a_template_that_rewrites_earlier_replies_has_each_learned_by_itself(tmp_path: Path):
+    """A thought is dropped once more follows, so no row could have all replies as they are sampled."""
+    drops = CHATML.replace(
+        "message['content']", "(message['content'] if loop.last else message['content'].split('</think>')[-1])"
+    )
+    item = talk("hi", "<think>a</think>yo", "so?", "<think>b</think>ok")
+    tokenizer = chatml(drops)
+    rows = encode(tokenizer, [item], Limit(99), Mistakes())
+    assert [row.is_apart for row in rows] == [True, True]
+    for row, each in zip(rows, (*item.earlier, item), strict=True):
+        assert row.prompt == prompt_tokens(tokenizer, each.prompt)
+        assert row.completions == (completion_tokens(tokenizer, each.prompt, each.completion),)
+    # One without thoughts is written alike, and stays one row.
+    assert len(encode(tokenizer, [talk("hi", "yo", "so?", "ok")], Limit(99), Mistakes())) == 1
+    turns = [{"role": m["role"], "content": m["content"]} for m in item.prompt]
+    path = written(tmp_path / "x.jsonl", [{"messages": [*turns, {"role": "assistant", "content": item.completion}]}])
+    told: list[str] = []
+    prepare(DataFile(path, held_out=0.0), read_examples, tokenizer).report(RunLog(tmp_path / "run"), told.append)
+    assert told[0].startswith("2 replies are learned one by one")
+
+
+def test_a_long_conversation_is_cut_between_and_within_replies():
+    tokenizer, item = chatml(), talk("hi", "yo", "so?", "ok")
+    [whole] = encode(tokenizer, [item], Limit(99), Mistakes())
+    assert whole.trained is not None
+    size = len(whole.prompt) + len(whole.completions[0])
+    for room in range(2, size):
+        for way in ("cut", "cut_start"):
+            limit = Limit(room, way)
+            rows = encode(tokenizer, [item], limit, Mistakes())
+            kept = slice(0, room) if way == "cut" else slice(size - room, size)
+            tokens = (*whole.prompt, *whole.completions[0])[kept]
+            learned = ((False,) * len(whole.prompt) + whole.trained)[kept]
+            if not any(learned[1:]):
+                assert (rows, limit.left_out) == ([], 1)
+                continue
+            [row] = rows
+            assert row.prompt + row.completions[0] == tokens
+            assert (*(False for _ in row.prompt[1:]), *(row.trained or ())) == learned[1:]
+
+
+# Plain texts.
+
+
+def test_a_plain_text_is_learned_whole():
+    [row] = encode(TINY, [Example("x", "", "12+7=19")], Limit(99), Mistakes())
+    assert (row.prompt, row.completions) == (spelled("1"), ((*spelled("2+7=19"), EOS),))
+    [again] = encode(TINY, [Example("x", "", "12+7=19<eos>")], Limit(99), Mistakes())
+    assert again == row
+    [short] = encode(TINY, [Example("x", "", "1")], Limit(99), Mistakes())
+    assert (short.prompt, short.completions) == (spelled("1"), ((EOS,),))
+
+
+def test_a_plain_text_may_hold_ends_and_begins_once():
+    """A conversation that somebody has rendered, of a tokenizer with a BOS."""
+    text = "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\nyo<|im_end|>\n"
+    tokenizer = chatml()
+    [row] = encode(tokenizer, [Example("x", "", text)], Limit(99), Mistakes())
+    end = tokenizer.convert_tokens_to_ids("<|im_end|>")
+    assert row.prompt + row.completions[0] == (*tokenizer.encode(text, add_special_tokens=False), end)
+
+
+# Tools.
+
+CALLS = "{% if tools %}{{ '<|im_start|>' + tools[0].function.name + '<|im_end|>\\n' }}{% endif %}" + CHATML.replace(
+    "message['content']",
+    "message['content'] + (('~' + message.tool_calls[0].function.name + '(' + "
+    "(message.tool_calls[0].function.arguments | tojson) + ')') if message.tool_calls else '')",
+)
+
+
+def test_tool_calls_are_learned_as_the_template_writes_them(tmp_path: Path):
+    call = {"type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
+    row = {
+        "tools": [{"type": "function", "function": {"name": "add"}}],
+        "messages": [
+            *HI,
+            {"role": "assistant", "tool_calls": [call]},
+            {"role": "tool", "content": "3"},
+            {"role": "assistant", "content": "It is 3."},
+        ],
+    }
+    tokenizer = chatml(CALLS)
+    [encoded] = prepare(DataFile(written(tmp_path / "x.jsonl", [row]), held_out=0.0), read_examples, tokenizer).train
+    text = tokenizer.decode([*encoded.prompt, *encoded.completions[0]])
+    assert text.startswith("<|im_start|>add<|im_end|>\n<|im_start|>user\nhi<|im_end|>")
+    assert encoded.trained is not None
+    learned = [token for token, is_learned in zip(encoded.completions[0], encoded.trained, strict=True) if is_learned]
+    assert tokenizer.decode(learned) == '~add({"a": 1})<|im_end|>It is 3.<|im_end|>'
+    with pytest.raises(ValueError, match="x.jsonl:1: the chat template does not write the call of add"):
+        prepare(DataFile(written(tmp_path / "x.jsonl", [row]), held_out=0.0), read_examples, chatml())

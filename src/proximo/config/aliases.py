@@ -34,6 +34,7 @@ ADDED_LATER = {
     "template": "",
     "system": "",
     "chat": False,
+    "data.too_long": "leave_out",  # rows that were too long were refused, or skipped: no run has any
 }
 """Fields of any config that became options later, by name or with their table's, and what a config without them did."""
 MOVED = {

@@ -1,9 +1,11 @@
-"""Examples for fine-tuning: a prompt and its completion."""
+"""Examples for fine-tuning: a prompt and its completion, the replies of a conversation, or a plain text."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from proximo.data.rows import Mistakes, Prompt, Row, read_completion, read_prompt, read_rows, shortened
+from proximo.data.messages import read_messages, read_tools
+from proximo.data.rows import Mistakes, Prompt, Row, read_completion, read_prompt, read_rows
 from proximo.data.splits import prompt_key
 from proximo.types import Message
 
@@ -13,35 +15,36 @@ class Example:
     location: str
     """File and row it comes from, for error messages."""
     prompt: Prompt
+    """Text or conversation before the completion. Empty: the completion is a plain text, learned whole."""
     completion: str
-    opening: Prompt | None = None
-    """First prompt of a conversation with several replies, so that all stay on one side of a split."""
+    earlier: tuple["Example", ...] = ()
+    """Earlier replies of the same conversation, each with the turns before it."""
+    calls: tuple[Mapping[str, Any], ...] = ()
+    """Tool calls that the completion makes behind its text."""
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    """Arguments of the chat template: the tools that are offered."""
 
     @property
     def key(self) -> str:
-        return prompt_key(self.prompt if self.opening is None else self.opening)
+        """Key of the first prompt, so that all replies stay on one side of a split."""
+        return prompt_key((self.earlier[0] if self.earlier else self).prompt or self.completion)
 
 
 @dataclass(frozen=True)
 class Columns:
-    """The columns of a prompt and its completion, where a person names them."""
+    """The columns that a person names: of a prompt and its completion, of messages, or of a plain text."""
 
-    prompt: str
-    completion: str
+    prompt: str = ""
+    completion: str = ""
+    messages: str = ""
+    text: str = ""
 
 
 QUESTIONS = ("question", "instruction", "problem", "query", "input")
 """Columns that hold a question, a user's message where there is a chat template; `prompt` is asked as it is."""
 REPLIES = ("completion", "response", "output", "answer", "solution")
 """Columns that may hold what to learn."""
-CHOOSE = "choose with `prompt_column=NAME` `completion_column=NAME`"
-SPEAKERS = {
-    "system": ("system",),
-    "user": ("user", "human"),
-    "assistant": ("assistant", "gpt", "chatgpt", "model", "bot"),
-    "tool": ("tool", "function", "function_response", "observation"),
-}
-"""Roles, and who speaks in ShareGPT's conversations."""
+CHOOSE = "choose with `prompt_column=NAME` `completion_column=NAME`, `messages_column=NAME` or `text_column=NAME`"
 
 
 def read_examples(
@@ -52,8 +55,8 @@ def read_examples(
     columns: Columns | None = None,
     chat: bool = False,
 ) -> list[Example]:
-    """Read rows of {prompt, completion}; of {messages} or ShareGPT's {conversations}, where every assistant reply
-    becomes an example; of a question and its answer, as in Alpaca's {instruction, input, output}.
+    """Read rows of {prompt, completion}; of {messages} or ShareGPT's {conversations}, all of whose replies are learned;
+    of a question and its answer, as in Alpaca's {instruction, input, output}; of a plain {text}.
 
     The prompt of a reply is exactly the turns that a sampler would see before it, whatever the chat template. `chat`:
     whether there is one, so that a question is a user's message.
@@ -61,31 +64,50 @@ def read_examples(
     examples = []
     for row in read_rows(path, mistakes, field=field):
         try:
-            examples += _examples(row, columns, chat)
+            examples.append(_example(row, columns or Columns(), chat))
         except ValueError as error:
             mistakes.add(row.location, str(error))
     return examples
 
 
-def _examples(row: Row, columns: Columns | None, chat: bool) -> list[Example]:
-    if columns is not None:
+def _example(row: Row, columns: Columns, chat: bool) -> Example:
+    if columns.text:
+        return _plain(row, columns.text)
+    if columns.messages:
+        return _conversation(row, columns.messages)
+    if columns.prompt:
         asked = read_prompt(row[columns.prompt], columns.prompt)
-        return [_answered(row, asked, columns.completion, chat and columns.prompt in QUESTIONS)]
+        return _answered(row, asked, columns.completion, chat and columns.prompt in QUESTIONS)
     if row.has("prompt") and row.has("completion"):
-        return [_answered(row, read_prompt(row["prompt"]), "completion", chat=False)]
+        return _answered(row, read_prompt(row["prompt"]), "completion", chat=False)
     for name in ("messages", "conversations", "conversation"):
         if row.has(name):
             return _conversation(row, name)
     question = next((name for name in ("prompt", *QUESTIONS) if row.has(name)), None)
+    if question is None and row.has("text"):
+        return _plain(row, "text")
     if question is None:
+        _refuse_null(row, ("prompt", "messages", "conversations", *QUESTIONS, "text"))
         raise ValueError(f"no column 'prompt' or 'messages', only {', '.join(row.values)}: {CHOOSE}")
-    return [_answered(row, _question(row, question, chat), _reply(row), chat=False)]
+    return _answered(row, _question(row, question, chat), _reply(row), chat=False)
+
+
+def _refuse_null(row: Row, columns: Sequence[str]) -> None:
+    """Refuse a row whose column is there and holds nothing."""
+    for name in columns:
+        if name in row.values:
+            raise ValueError(f"{name} is null: give a text, or leave the row out")
+
+
+def _plain(row: Row, column: str) -> Example:
+    return Example(row.location, "", read_completion(row[column], column))
 
 
 def _reply(row: Row) -> str:
     """The column with what to learn."""
     known = [name for name in REPLIES if row.has(name)]
     if not known:
+        _refuse_null(row, REPLIES)
         raise ValueError(f"no column 'completion', only {', '.join(row.values)}: {CHOOSE}")
     if len(known) > 1:
         raise ValueError(f"the completion may be in {' or '.join(known)}: {CHOOSE}")
@@ -108,7 +130,25 @@ def _question(row: Row, column: str, chat: bool) -> Prompt:
 
 
 def _answered(row: Row, prompt: Prompt, column: str, chat: bool) -> Example:
-    return Example(row.location, _in_chat(row, prompt, chat), read_completion(row[column], column))
+    """An example of a prompt and its completion: a text, or one message, which may call tools."""
+    asked, value = _in_chat(row, prompt, chat), row[column]
+    if not isinstance(asked, str) and isinstance(value, list) and len(value) == 1:
+        [message] = read_messages(value, column)
+        if message["role"] == "assistant":
+            return _said(row.location, asked, message, column, _arguments(row))
+    return Example(row.location, asked, read_completion(value, column), arguments=_arguments(row))
+
+
+def _arguments(row: Row) -> dict[str, Any]:
+    tools = read_tools(row["tools"]) if row.has("tools") else []
+    return {"tools": tools} if tools else {}
+
+
+def _said(location: str, prompt: Prompt, message: Message, name: str, arguments: Mapping[str, Any]) -> Example:
+    """An example of what a message of the assistant says, or calls."""
+    calls: Any = message.get("tool_calls", ())
+    text = "" if calls and not message["content"].strip() else read_completion(message["content"], name)
+    return Example(location, prompt, text, calls=tuple(calls), arguments=arguments)
 
 
 def _in_chat(row: Row, prompt: Prompt, chat: bool) -> Prompt:
@@ -122,41 +162,23 @@ def _system(row: Row) -> tuple[Message, ...]:
     return ({"role": "system", "content": text},) if isinstance(text, str) and text.strip() else ()
 
 
-def _conversation(row: Row, column: str) -> list[Example]:
-    messages = _messages(row[column], column)
+def _conversation(row: Row, column: str) -> Example:
+    messages = read_messages(row[column], column)
     if messages[0]["role"] != "system":
         messages = (*_system(row), *messages)
-    replies = [number for number, message in enumerate(messages) if message["role"] == "assistant"]
-    if not replies:
-        raise ValueError("no turn of the conversation is the assistant's: there is nothing to learn")
-    if replies[0] == 0:
-        raise ValueError("the conversation begins with the assistant's turn: give what it replies to")
-    opening = messages[: replies[0]] if len(replies) > 1 else None
-    return [
-        Example(
-            row.location if opening is None else f"{row.location}, turn {number + 1}",
-            messages[:number],
-            read_completion(messages[number]["content"], f"turn {number + 1}"),
-            opening,
+    numbers = [number for number, message in enumerate(messages) if message["role"] == "assistant"]
+    if not numbers:
+        roles = ", ".join(dict.fromkeys(message["role"] for message in messages))
+        raise ValueError(
+            f"no turn of the conversation is the assistant's: there is nothing to learn, the roles are {roles}"
         )
-        for number in replies
-    ]
-
-
-def _messages(value: Any, column: str) -> tuple[Message, ...]:
-    spoken = [_message(turn) for turn in value] if isinstance(value, list) else value
-    messages = read_prompt(spoken, column)
-    if isinstance(messages, str):
-        raise ValueError(f"{column} is a text: give a list of messages with role and content, or prompt and completion")
-    return messages
-
-
-def _message(value: Any) -> Any:
-    """A turn as ShareGPT has it, {from, value}, with role and content; any other as it is."""
-    if not isinstance(value, dict) or not {"from", "value"} <= value.keys():
-        return value
-    role = next((role for role, names in SPEAKERS.items() if value["from"] in names), None)
-    if role is None:
-        known = ", ".join(name for names in SPEAKERS.values() for name in names)
-        raise ValueError(f"a turn is from {shortened(value['from'])}: give one of {known}")
-    return {"role": role, "content": value["value"]}
+    if numbers[0] == 0:
+        raise ValueError("the conversation begins with the assistant's turn: give what it replies to")
+    arguments = _arguments(row)
+    *earlier, last = (
+        _said(
+            f"{row.location}, turn {number + 1}", messages[:number], messages[number], f"turn {number + 1}", arguments
+        )
+        for number in numbers
+    )
+    return replace(last, location=row.location, earlier=tuple(earlier))

@@ -75,9 +75,9 @@ def _jsonl(path: str, file: BinaryIO, mistakes: Noting) -> list[LocatedValue]:
             try:
                 rows.append((location, _value(line)))
             except UnicodeDecodeError as error:
-                mistakes.add(location, f"not UTF-8, {error.reason} at byte {error.start}")
+                mistakes.add(location, f"not UTF-8, {error.reason} at byte {error.start}: save the file as UTF-8")
             except json.JSONDecodeError as error:
-                mistakes.add(location, f"not JSON, {error.msg} at column {error.colno}")
+                mistakes.add(location, f"not JSON, {error.msg} at column {error.colno}: write one object to a line")
             except (ValueError, RecursionError) as error:
                 mistakes.add(location, f"not JSON, {error}")
         if number > MAX_ROWS:
@@ -200,7 +200,8 @@ def _csv(path: str, file: BinaryIO, mistakes: Noting) -> list[LocatedValue]:
             if len(values) == len(columns):
                 rows.append((f"{path}, row {number}", {n: v or None for n, v in zip(columns, values, strict=True)}))
             elif values:
-                mistakes.add(f"{path}, row {number}", f"{len(values)} values for {len(columns)} columns")
+                what = f"{len(values)} values for {len(columns)} columns: put quotes around values with a separator"
+                mistakes.add(f"{path}, row {number}", what)
             if number > MAX_ROWS:
                 raise OSError(f"it has more than {MAX_ROWS:,} rows: give a part of them")
             _refuse_values(count)

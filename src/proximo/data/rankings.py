@@ -1,11 +1,16 @@
 """Completions of one prompt in order of preference."""
 
 import math
+import os
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from proximo.data.messages import read_messages
 from proximo.data.rows import Mistakes, Prompt, Row, read_completion, read_prompt, read_rows, shortened
 from proximo.data.splits import prompt_key
+from proximo.types import Message
 
 
 @dataclass(frozen=True)
@@ -23,30 +28,49 @@ class Ranking:
         return prompt_key(self.prompt)
 
 
-def read_rankings(path: str, mistakes: Mistakes, *, field: str = "data.path") -> list[Ranking]:
-    """Read rows of {prompt, chosen, rejected[, margin]}, {prompt, ranking}, or {chosen, rejected} as conversations."""
+@dataclass(frozen=True)
+class RankedColumns:
+    """The columns of a ranking."""
+
+    prompt: str = "prompt"
+    chosen: str = "chosen"
+    rejected: str = "rejected"
+    ranking: str = "ranking"
+
+
+REPLIES = ("\n\nAssistant:", "<|im_start|>assistant\n", "<|start_header_id|>assistant<|end_header_id|>\n\n")
+"""Texts before a reply in conversations that are one text: of Anthropic's data, and of two chat templates."""
+
+
+def read_rankings(
+    path: str, mistakes: Mistakes, *, field: str = "data.path", columns: RankedColumns | None = None
+) -> list[Ranking]:
+    """Read rows of {prompt, chosen, rejected[, margin]}, {prompt, ranking}, or {chosen, rejected} as conversations, or
+    as texts that begin alike."""
     rankings = []
     for row in read_rows(path, mistakes, field=field):
         try:
-            rankings.append(ranking_of(row))
+            rankings.append(ranking_of(row, columns))
         except ValueError as error:
             mistakes.add(row.location, str(error))
     return rankings
 
 
-def ranking_of(row: Row) -> Ranking:
+def ranking_of(row: Row, columns: RankedColumns | None = None) -> Ranking:
     """The ranking of one row; ValueError says what is wrong with it."""
-    if row.has("ranking"):
-        ranked = row["ranking"]
+    columns = columns or RankedColumns()
+    if row.has(columns.ranking):
+        ranked = row[columns.ranking]
         if not isinstance(ranked, list) or len(ranked) < 2:
-            raise ValueError(f"ranking is {shortened(ranked)}: give at least two completions, the best first")
-        completions = [read_completion(value, f"ranking[{number}]") for number, value in enumerate(ranked)]
+            raise ValueError(f"{columns.ranking} is {shortened(ranked)}: give at least two completions, the best first")
+        completions = [read_completion(value, f"{columns.ranking}[{number}]") for number, value in enumerate(ranked)]
         for number, text in enumerate(completions):
             if text in completions[:number]:
-                raise ValueError(f"ranking[{completions.index(text)}] and ranking[{number}] are equal: remove one")
-        prompt = read_prompt(row["prompt"])
+                first = completions.index(text)
+                raise ValueError(f"{columns.ranking}[{first}] and {columns.ranking}[{number}] are equal: remove one")
+        prompt = read_prompt(_given(row, columns.prompt))
     else:
-        prompt, completions = _pair(row)
+        prompt, completions = _pair(row, columns)
         if completions[0] == completions[1]:
             raise ValueError("chosen and rejected are equal: there is no preference to learn")
     return Ranking(row.location, prompt, tuple(completions), _margin(row, len(completions)))
@@ -63,29 +87,54 @@ def ranking_row(ranking: Ranking) -> dict[str, Any]:
             return {"prompt": prompt, "ranking": list(several)}
 
 
-def _pair(row: Row) -> tuple[Prompt, list[str]]:
-    chosen, rejected = row["chosen"], row["rejected"]
+def _given(row: Row, column: str) -> Any:
+    """The value of a column; where there is none, ValueError says how to name it."""
+    if column not in row.values:
+        flags = " ".join(f"`{name}_column=NAME`" for name in ("prompt", "chosen", "rejected"))
+        known = ", ".join(row.values) or "an empty row"
+        raise ValueError(f"no column {column!r}, only {known}: choose with {flags}, or `ranking_column=NAME`")
+    return row[column]
+
+
+def _pair(row: Row, columns: RankedColumns) -> tuple[Prompt, list[str]]:
+    chosen, rejected = _given(row, columns.chosen), _given(row, columns.rejected)
     if _is_conversation(chosen) and _is_conversation(rejected):
-        return _diverging(row, chosen, rejected)
-    return read_prompt(row["prompt"]), [read_completion(chosen, "chosen"), read_completion(rejected, "rejected")]
+        shown = (read_messages(chosen, columns.chosen), read_messages(rejected, columns.rejected))
+        return _diverging(row, columns, *shown)
+    texts = [read_completion(chosen, columns.chosen), read_completion(rejected, columns.rejected)]
+    if columns.prompt not in row.values and all(isinstance(value, str) for value in (chosen, rejected)):
+        return _begun_alike(texts)
+    return read_prompt(_given(row, columns.prompt)), texts
+
+
+def _begun_alike(texts: list[str]) -> tuple[Prompt, list[str]]:
+    """Split two texts where they part: behind the last mark of a reply, or before the word in which they differ."""
+    chosen, rejected = texts
+    alike = os.path.commonprefix(texts)
+    replies = [alike.rfind(mark) + len(mark) for mark in REPLIES if mark in alike]
+    start = max(replies or [space.start() for space in re.finditer(r"\s+", alike)], default=0)
+    if not start:
+        raise ValueError("no column 'prompt', and chosen and rejected begin differently: give the prompt they reply to")
+    return alike[:start], [read_completion(chosen[start:], "chosen"), read_completion(rejected[start:], "rejected")]
 
 
 def _is_conversation(value: Any) -> bool:
     return isinstance(value, list) and len(value) > 1
 
 
-def _diverging(row: Row, chosen: list[Any], rejected: list[Any]) -> tuple[Prompt, list[str]]:
+def _diverging(
+    row: Row, columns: RankedColumns, chosen: Sequence[Message], rejected: Sequence[Message]
+) -> tuple[Prompt, list[str]]:
     """Split two conversations that differ in their last turn; what comes before it is the prompt."""
-    shared = read_prompt(chosen[:-1])
-    if shared != read_prompt(rejected[:-1]):
+    shared = tuple(chosen[:-1])
+    if shared != tuple(rejected[:-1]):
         raise ValueError("chosen and rejected differ before their last turn: only their last turns may")
-    if row.has("prompt"):
+    if row.has(columns.prompt):
         # Some files repeat the prompt although the conversations contain it.
-        prompt = read_prompt(row["prompt"])
-        assert not isinstance(shared, str)
+        prompt = read_prompt(row[columns.prompt])
         if prompt != shared and prompt not in [message["content"] for message in shared]:
             raise ValueError("the prompt is not in the conversations chosen and rejected: leave one of them out")
-    return shared, [read_completion(chosen[-1:], "chosen"), read_completion(rejected[-1:], "rejected")]
+    return shared, [read_completion([*chosen[-1:]], "chosen"), read_completion([*rejected[-1:]], "rejected")]
 
 
 def _margin(row: Row, count: int) -> float | None:

@@ -124,8 +124,8 @@ class DataFile:
     """Held-out data: a share of the prompts, chosen by hash, or the path of a separate file."""
     max_tokens: int = 2048
     """Maximum tokens of prompt and completion together."""
-    too_long: Literal["leave_out", "cut"] | None = None
-    """Fate of a longer row: it is left out, or its completion is cut off. None: it is a bad row."""
+    too_long: Literal["leave_out", "cut", "cut_start"] | None = "leave_out"
+    """Fate of a longer row: left out and counted, cut at its end, or cut at its start. None: it is a bad row."""
     skip_bad: bool = False
     """True to skip and count bad rows instead of refusing the file."""
 

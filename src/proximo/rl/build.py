@@ -191,7 +191,7 @@ class MixedIn:
         from proximo.supervised.sft import Supervised
 
         self._options, self._seed = options, seed
-        file = DataFile(options.path, held_out=0.0, max_tokens=options.max_tokens)
+        file = DataFile(options.path, held_out=0.0, max_tokens=options.max_tokens, too_long=None)
         data = prepare(file, read_examples, tokenizer, end_tokens(model, tokenizer))
         data.check_room(model)
         self._stage = Supervised(model, data.train, [], token_budget=token_budget)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from proximo.config import toml
-from proximo.data import DataFile, Mistakes, read_rankings
+from proximo.data import DataFile, Mistakes
 from proximo.learner.ranks import Ranks
 from proximo.losses.pairwise import Dpo, Ipo, ranked_pairs
 from proximo.models import Precision, load_model, load_tokenizer, pick_device, pick_dtype, score_rows
@@ -23,7 +23,7 @@ from proximo.models.model_types import PreTrainedModel, PreTrainedTokenizerBase
 from proximo.models.shipped import resolve
 from proximo.models.stop_tokens import declared_ends
 from proximo.runs.session import RunSession
-from proximo.supervised.encoding import Encoded, EncodedRows, Prepared, prepare
+from proximo.supervised.encoding import Encoded, EncodedRows, Prepared, prepare, rankings_reader
 from proximo.supervised.fitting import FitOptions, Fitted, fit_session
 from proximo.supervised.overview import Overview, check_speaks
 from proximo.supervised.reference import (
@@ -56,6 +56,14 @@ class DpoConfig:
     """Path of an earlier run's reference.parquet (same data, same reference). None: computed before training."""
     loss: Dpo | Ipo = field(default_factory=Dpo)
     fit: FitOptions = field(default_factory=lambda: FitOptions(learning_rate=1e-6))
+    prompt_column: str | None = None
+    """Column with the prompt. None: prompt, or what chosen and rejected begin with."""
+    chosen_column: str | None = None
+    """Column with the preferred completion, or the whole conversation. None: chosen."""
+    rejected_column: str | None = None
+    """Column with the other one. None: rejected."""
+    ranking_column: str | None = None
+    """Column with several completions in the place of these, the best first. None: ranking."""
     device: str = "auto"
     """Torch device of the model. `auto`: a GPU if there is one, else the CPU."""
     dtype: Precision = "auto"
@@ -131,7 +139,7 @@ def dpo_overview(config: DpoConfig) -> Overview:
         check_adapter(path, config.adapter)
         check_quantization(config.adapter.quantize_base, pick_device(config.device))
     tokenizer = load_tokenizer(path)
-    data = prepare(config.data, read_rankings, tokenizer, declared_ends(path))
+    data = prepare(config.data, rankings_reader(config), tokenizer, declared_ends(path))
     check_speaks(path)
     _check_reference(config, reference_path, tokenizer, data)
     _known(config, data)

@@ -1,55 +1,34 @@
 """Texts encoded as rows of tokens. Only the tokenizer is needed, so bad data is found before a model loads."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, NoReturn, TypeVar
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import islice, pairwise
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
-from proximo.data import DataFile, Example, Mistakes, Prompt, Ranking, read_splits
+from proximo.data import DataFile, Example, Mistakes, Prompt, Ranking, read_rankings, read_splits
+from proximo.data.rankings import RankedColumns
 from proximo.data.splits import ReadsItems, refuse_empty
 from proximo.models import micro_batches, prompt_tokens
 from proximo.models.context_length import reach_of
 from proximo.models.model_types import PreTrainedModel, PreTrainedTokenizerBase
 from proximo.models.tokens.templates import rendered
 from proximo.models.tokens.thoughts import Thought, opened_thought
-from proximo.models.tokens.tokenizing import asked_text, reply_tokens
+from proximo.models.tokens.tokenizing import asked_text, encoded_texts, reply_tokens, special_prefix
 from proximo.runs.log import RunLog
+from proximo.supervised.limits import Encoded, Limit
 from proximo.system.safe_text import counted
+from proximo.system.slow_work import told_while_slow
 from proximo.types.tensor_types import Bool, Int
 
 Item = TypeVar("Item", Example, Ranking)
+TOGETHER = 512
+"""Number of rows whose texts reach the tokenizer at once."""
 SHOWN = "what is replied"
 """Text that stands for a reply, to see what a template writes behind it."""
-
-
-@dataclass(frozen=True)
-class Encoded:
-    location: str
-    prompt: tuple[int, ...]
-    completions: tuple[tuple[int, ...], ...]
-    """Completion tokens: one for an example, all of a ranking with the best first."""
-    margin: float | None = None
-    """Margin of a ranked pair."""
-    closed: int = 0
-    """Completions before which the empty thought was closed that the prompt opens."""
-
-
-@dataclass
-class Limit:
-    """Limit of a row's length, and what becomes of longer ones."""
-
-    max_tokens: int
-    too_long: Literal["leave_out", "cut"] | None = None
-    left_out: int = 0
-    cut: int = 0
-
-    @property
-    def line(self) -> str:
-        """Number of rows that were too long, for a person; empty where none was."""
-        words = ((self.left_out, "left out"), (self.cut, "cut"))
-        return "".join(f", {count} {what} at {self.max_tokens} tokens" for count, what in words if count)
 
 
 @dataclass(frozen=True)
@@ -80,6 +59,13 @@ class Prepared:
     def report(self, log: RunLog, say: Callable[[str], None]) -> None:
         """Report what became of rows that are not trained on as they are."""
         items = [*self.train, *self.held_out]
+        if apart := sum(item.is_apart for item in items):
+            line = (
+                f"{apart} replies are learned one by one, each after the turns before it: the chat template writes "
+                "earlier replies otherwise than they are sampled"
+            )
+            log.event(0, "replies_apart", line)
+            say(line)
         if closed := sum(item.closed for item in items):
             whole = sum(len(item.completions) for item in items)
             line = (
@@ -102,12 +88,43 @@ def prepare(
     """
     mistakes = Mistakes()
     items, kept = read_splits(read, data.path, data.held_out, mistakes)
+    if not items and not kept and not mistakes:
+        raise ValueError(f"data.path is {data.path!r}: it has no rows")
     limit = Limit(data.max_tokens, data.too_long)
     train, held_out = (encode(tokenizer, part, limit, mistakes, ends) for part in (items, kept))
     if not data.skip_bad:
         mistakes.refuse(f"data.path is {data.path!r}, with bad rows (`data.skip_bad=True` leaves them out):")
+    limit.refuse_most(len(items) + len(kept))
     refuse_empty(len(train), len(held_out), data.path, data.held_out, remedy="a larger share, a file, or 0 for none")
     return Prepared(train, held_out, mistakes, limit)
+
+
+class NamesRanked(Protocol):
+    """A config that names the columns of its rankings."""
+
+    @property
+    def prompt_column(self) -> str | None: ...
+
+    @property
+    def chosen_column(self) -> str | None: ...
+
+    @property
+    def rejected_column(self) -> str | None: ...
+
+    @property
+    def ranking_column(self) -> str | None: ...
+
+
+def rankings_reader(config: NamesRanked) -> ReadsItems[Ranking]:
+    """Reader of a file's rankings, with the columns that the config names."""
+    usual = RankedColumns()
+    columns = RankedColumns(
+        config.prompt_column or usual.prompt,
+        config.chosen_column or usual.chosen,
+        config.rejected_column or usual.rejected,
+        config.ranking_column or usual.ranking,
+    )
+    return partial(read_rankings, columns=columns)
 
 
 def encode(
@@ -120,48 +137,109 @@ def encode(
     """Encode every item that fits; one that is too long, unless the limit says what becomes of it, or that the chat
     template refuses is a mistake. `ends` are as in `completion_tokens`."""
     end_of(tokenizer)  # a missing end token is not the fault of any item, so check it first
-    encoded = []
-    for item in items:
+    encoded: list[Encoded] = []
+    for item, draft, known in _drafts(tokenizer, told_while_slow(items, "rows encoded", len(items)), ends):
         try:
-            if (row := _encoded(tokenizer, item, limit, ends)) is not None:
-                encoded.append(row)
+            if isinstance(draft, ValueError):
+                raise draft
+            rows = (_checked(row) for row in _rows(tokenizer, item, draft, known, ends))
+            encoded += filter(None, map(limit.fitted, rows))
         except ValueError as error:
             mistakes.add(item.location, str(error))
     return encoded
 
 
-def _encoded(
-    tokenizer: PreTrainedTokenizerBase, item: Example | Ranking, limit: Limit, ends: Collection[int]
-) -> Encoded | None:
-    """The tokens of an item; None where it is too long and left out."""
-    prompt = prompt_tokens(tokenizer, item.prompt)
-    texts = (item.completion,) if isinstance(item, Example) else item.completions
-    replies = [_reply(tokenizer, item.prompt, text, ends) for text in texts]
-    completions = tuple(tokens for tokens, _ in replies)
-    room = limit.max_tokens - len(prompt)
-    if max(map(len, completions)) > room:
-        if limit.too_long == "leave_out":
-            limit.left_out += 1
-            return None
-        if limit.too_long is None or room < 1:
-            _refuse_long(len(prompt), max(map(len, completions)), limit.max_tokens)
-        limit.cut += 1
-        completions = tuple(tokens[:room] for tokens in completions)
-    if len(set(completions)) < len(completions):
+Known = Mapping[str, tuple[int, ...]]
+"""Tokens of texts."""
+
+
+def _drafts(
+    tokenizer: PreTrainedTokenizerBase, items: Iterable[Example | Ranking], ends: Collection[int]
+) -> Iterator[tuple[Example | Ranking, "list[_Draft] | ValueError", Known]]:
+    """Each item with its replies as texts, or what is wrong with them, and the tokens of those texts, which the
+    tokenizer finds for many items at once."""
+    remaining = iter(items)
+    while part := list(islice(remaining, TOGETHER)):
+        drafts = [_drafted(tokenizer, item, ends) for item in part]
+        written = [draft for each in drafts if not isinstance(each, ValueError) for draft in each]
+        texts = list(dict.fromkeys(text for draft in written for text in (draft.asked, draft.asked + draft.rest)))
+        known = dict(zip(texts, encoded_texts(tokenizer, texts), strict=True))
+        yield from ((item, each, known) for item, each in zip(part, drafts, strict=True))
+
+
+def _drafted(
+    tokenizer: PreTrainedTokenizerBase, item: Example | Ranking, ends: Collection[int]
+) -> "list[_Draft] | ValueError":
+    try:
+        if isinstance(item, Ranking):
+            return [_draft(tokenizer, item.prompt, text, ends) for text in item.completions]
+        if not item.prompt:
+            return [_Draft(item.completion, "")]
+        return [
+            _draft(tokenizer, each.prompt, each.completion, ends, each.arguments, calls=each.calls)
+            for each in (*item.earlier, item)
+        ]
+    except ValueError as error:
+        return error
+
+
+def _rows(
+    tokenizer: PreTrainedTokenizerBase,
+    item: Example | Ranking,
+    drafts: "Sequence[_Draft]",
+    known: Known,
+    ends: Collection[int],
+) -> list[Encoded]:
+    """The row of an item; those of a conversation's replies, where they cannot be one."""
+    if isinstance(item, Example) and not item.prompt:
+        return [_plain_row(tokenizer, item)]
+    completions = tuple(_tokens(tokenizer, draft, ends, known) for draft in drafts)
+    if isinstance(item, Ranking):
+        prompt = _prompt(tokenizer, item.prompt, drafts[0], known)
+        return [Encoded(item.location, prompt, completions, item.margin, sum(draft.is_closed for draft in drafts))]
+    examples = (*item.earlier, item)
+    rows = [
+        Encoded(each.location, _prompt(tokenizer, each.prompt, draft, known), (tokens,), closed=int(draft.is_closed))
+        for each, draft, tokens in zip(examples, drafts, completions, strict=True)
+    ]
+    return rows if len(rows) == 1 else _in_one(rows)
+
+
+def _in_one(rows: Sequence[Encoded]) -> list[Encoded]:
+    """The replies of a conversation in one row, in which each stands behind exactly the tokens that a sampler would
+    have before it; as they are where that cannot be."""
+    first, *_, last = rows
+    for row, following in pairwise(rows):
+        whole = row.prompt + row.completions[0]
+        if following.prompt[: len(whole)] != whole:
+            return [replace(row, is_apart=True) for row in rows]
+    tokens, start = last.prompt + last.completions[0], len(first.prompt)
+    trained = [False] * len(tokens)
+    for row in rows:
+        trained[len(row.prompt) : len(row.prompt) + len(row.completions[0])] = [True] * len(row.completions[0])
+    closed = sum(row.closed for row in rows)
+    return [Encoded(last.location, first.prompt, (tokens[start:],), closed=closed, trained=tuple(trained[start:]))]
+
+
+def _plain_row(tokenizer: PreTrainedTokenizerBase, item: Example) -> Encoded:
+    """A plain text and its end. All of it is learned, but for its first token, which follows nothing."""
+    end, word = end_of(tokenizer)
+    text = item.completion.removesuffix(word)
+    tokens = (*prompt_tokens(tokenizer, text), end)
+    start = max(1, len(special_prefix(tokenizer, text)))
+    return Encoded(item.location, tokens[:start], (tokens[start:],))
+
+
+def _prompt(tokenizer: PreTrainedTokenizerBase, prompt: Prompt, draft: "_Draft", known: Known) -> tuple[int, ...]:
+    """The tokens of a prompt, which are those of its text where a template has written it."""
+    tokens = known.get(draft.asked, ()) if not isinstance(prompt, str) else ()
+    return tokens or prompt_tokens(tokenizer, prompt)
+
+
+def _checked(row: Encoded) -> Encoded:
+    if len(set(row.completions)) < len(row.completions):
         raise ValueError("two of its completions are the same tokens: there is no preference to learn")
-    margin = item.margin if isinstance(item, Ranking) else None
-    return Encoded(item.location, prompt, completions, margin, sum(is_closed for _, is_closed in replies))
-
-
-def _refuse_long(prompt: int, longest: int, max_tokens: int) -> NoReturn:
-    if prompt >= max_tokens:
-        raise ValueError(
-            f"the prompt alone has {prompt} tokens, and data.max_tokens is {max_tokens}: shorten it, or give more"
-        )
-    raise ValueError(
-        f"prompt and completion have {prompt + longest} tokens, and data.max_tokens is {max_tokens}: shorten them, "
-        "give more, or say what becomes of them, `data.too_long=cut`"
-    )
+    return row
 
 
 def completion_tokens(
@@ -181,41 +259,77 @@ def completion_tokens(
     itself. Where that prompt opens a thought, a text without one gets its end first, unless it was `sampled` there.
     `arguments` are those of the chat template.
     """
-    tokens, _ = _reply(tokenizer, prompt, text, ends, arguments, sampled=sampled)
-    return tokens
+    return _tokens(tokenizer, _draft(tokenizer, prompt, text, ends, arguments, sampled=sampled), ends)
 
 
-def _reply(
+@dataclass(frozen=True)
+class _Draft:
+    """A reply as text, before its tokens are looked for."""
+
+    asked: str
+    """Text of the prompt."""
+    rest: str
+    """What a template writes behind it, for this reply; of a prompt that is a text, the reply itself."""
+    body: Callable[[], str] | None = None
+    """The reply without what a template writes behind it, for one that writes no end. None: there is no template."""
+    is_closed: bool = False
+    """True where an empty thought was closed before the text."""
+
+
+def _draft(
     tokenizer: PreTrainedTokenizerBase,
     prompt: Prompt,
     text: str,
     ends: Collection[int] = (),
     arguments: Mapping[str, Any] | None = None,
     *,
+    calls: Sequence[Mapping[str, Any]] = (),
     sampled: bool = False,
-) -> tuple[tuple[int, ...], bool]:
-    """Tokens of a reply, and whether an empty thought was closed before the text."""
-    end, word = end_of(tokenizer)
-    text, every = text.removesuffix(word), {end, *ends}
+) -> _Draft:
+    _, word = end_of(tokenizer)
+    text = text.removesuffix(word)
     check_ends(tokenizer, text, ends)
     asked = asked_text(tokenizer, prompt, arguments)
     if isinstance(prompt, str):
-        return (*reply_tokens(tokenizer, asked, text), end), False
-    whole = [*prompt, {"role": "assistant", "content": text}]
-    written = rendered(tokenizer, whole, for_answer=False, arguments=arguments)
+        return _Draft(asked, text)
+    reply = {"role": "assistant", "content": text, **({"tool_calls": [*calls]} if calls else {})}
+    written = rendered(tokenizer, [*prompt, reply], for_answer=False, arguments=arguments)
     rest = written.removeprefix(asked) if written.startswith(asked) else ""
+    _check_calls(calls, rest)
     thought = None if sampled else opened_thought(asked)
-    if thought is not None and not thought.is_rendered(text, rest):
+    if thought is not None and not calls and not thought.is_rendered(text, rest):
         rest = _behind_thought(thought, asked, written, text)
-    reply = reply_tokens(tokenizer, asked, rest) if rest else ()
-    is_closed = thought is not None and not thought.is_in(text)
-    end_index = next((index for index, token in enumerate(reply) if token in every), None)
+
+    def body() -> str:
+        shown = [*prompt, {"role": "assistant", "content": SHOWN}]
+        _, is_shown, behind = rendered(tokenizer, shown, for_answer=False, arguments=arguments).rpartition(SHOWN)
+        return (rest.removesuffix(behind) if is_shown else text) or text
+
+    return _Draft(asked, rest, body, thought is not None and not thought.is_in(text))
+
+
+def _check_calls(calls: Sequence[Mapping[str, Any]], rest: str) -> None:
+    """Refuse a template that leaves calls out, or does not write them behind its prompt."""
+    for call in calls:
+        if call["function"]["name"] not in rest:
+            raise ValueError(
+                f"the chat template does not write the call of {call['function']['name']} behind its prompt: use a "
+                "template that knows tools"
+            )
+
+
+def _tokens(
+    tokenizer: PreTrainedTokenizerBase, draft: _Draft, ends: Collection[int], known: Known | None = None
+) -> tuple[int, ...]:
+    """The tokens of a reply, up to its first end token."""
+    end, _ = end_of(tokenizer)
+    reply = reply_tokens(tokenizer, draft.asked, draft.rest, known) if draft.rest else ()
+    if draft.body is None:
+        return (*reply, end)
+    end_index = next((index for index, token in enumerate(reply) if token == end or token in ends), None)
     if end_index is not None:
-        return reply[: end_index + 1], is_closed
-    shown = [*prompt, {"role": "assistant", "content": SHOWN}]
-    _, is_shown, behind = rendered(tokenizer, shown, for_answer=False, arguments=arguments).rpartition(SHOWN)
-    body = rest.removesuffix(behind) if is_shown else text
-    return (*reply_tokens(tokenizer, asked, body or text), end), is_closed
+        return reply[: end_index + 1]
+    return (*reply_tokens(tokenizer, draft.asked, draft.body()), end)
 
 
 def _behind_thought(thought: Thought, asked: str, written: str, text: str) -> str:
@@ -258,7 +372,7 @@ class EncodedRows:
     """Token ids; 0 beyond a row's length."""
     lengths: Int[Tensor, " B"]
     mask: Bool[Tensor, "B T"]
-    """True on completion tokens, including the end token."""
+    """True on the tokens that are learned, including end tokens: those of a completion, but not turns inside it."""
     group: Int[Tensor, " B"]
     """Index of each row's prompt; the completions of a ranking share one."""
 
@@ -283,6 +397,9 @@ def to_rows(items: Sequence[Encoded]) -> EncodedRows:
     mask = torch.arange(int(lengths.max())) < lengths.unsqueeze(1)
     tokens = torch.zeros_like(mask, dtype=torch.long)
     tokens[mask] = torch.tensor([token for _, row in completions for token in row])
+    for row, (number, _) in enumerate(completions):
+        if (trained := items[number].trained) is not None:
+            mask[row, : len(trained)] = torch.tensor(trained)
     return EncodedRows(
         prompts=tuple(item.prompt for item in items),
         tokens=tokens,

@@ -164,7 +164,8 @@ class Overview:
         first, last = self.data.train[0], len(self.data.train[0].completions) - 1
         prompt = f"{self._text(first.prompt)}\n({counted(len(first.prompt), 'token')}, not trained)"
         if not last:
-            return [("prompt", prompt), ("completion", self._completion(first, 0, "trained"))]
+            learned = "trained" if first.trained is None else f"{first.learned} of them trained: its replies"
+            return [("prompt", prompt), ("completion", self._completion(first, 0, learned))]
         of = f" of {last + 1}" if last > 1 else ""
         return [
             ("prompt", prompt),
@@ -187,7 +188,7 @@ class Overview:
         rows = sorted(len(item.prompt) + len(text) for item in items for text in item.completions)
         if not rows:
             return ""
-        trained = sum(len(text) for item in self.data.train for text in item.completions)
+        trained = sum(item.learned for item in self.data.train)
         reach = reach_of(self.shape.config)
         context = "" if reach is None else f"; the model reads {reach.tokens}"
         limit = "" if self.data.limit is None else f", at most {self.data.limit.max_tokens} by data.max_tokens"

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from proximo.config import toml
-from proximo.data import DataFile, read_rankings
+from proximo.data import DataFile
 from proximo.learner.ranks import Ranks
 from proximo.losses.arithmetic import at_least_float32
 from proximo.losses.pairwise import BradleyTerry, calibration_error, pair_accuracy, ranked_pairs
@@ -24,7 +24,7 @@ from proximo.models.reward_models import HEAD, completion_scores, load_reward_mo
 from proximo.models.shipped import resolve
 from proximo.models.stop_tokens import declared_ends
 from proximo.runs.session import RunSession
-from proximo.supervised.encoding import Encoded, EncodedRows, prepare, to_rows
+from proximo.supervised.encoding import Encoded, EncodedRows, prepare, rankings_reader, to_rows
 from proximo.supervised.fitting import FitOptions, Fitted, fit_session
 from proximo.supervised.overview import Overview, check_files
 from proximo.supervised.snapshots import once
@@ -46,6 +46,14 @@ class RewardModelConfig:
     trained."""
     loss: BradleyTerry = field(default_factory=BradleyTerry)
     fit: FitOptions = field(default_factory=FitOptions)
+    prompt_column: str | None = None
+    """Column with the prompt. None: prompt, or what chosen and rejected begin with."""
+    chosen_column: str | None = None
+    """Column with the preferred completion, or the whole conversation. None: chosen."""
+    rejected_column: str | None = None
+    """Column with the other one. None: rejected."""
+    ranking_column: str | None = None
+    """Column with several completions in the place of these, the best first. None: ranking."""
     device: str = "auto"
     """Torch device of the model. `auto`: a GPU if there is one, else the CPU."""
     dtype: Precision = "auto"
@@ -100,7 +108,7 @@ def reward_model_overview(config: RewardModelConfig) -> Overview:
     """Refuse whatever the training of a reward model refuses before it loads weights; tell the rest."""
     path, device = resolve(config.model), pick_device(config.device)
     tokenizer = load_tokenizer(path)
-    data = prepare(config.data, read_rankings, tokenizer, declared_ends(path))
+    data = prepare(config.data, rankings_reader(config), tokenizer, declared_ends(path))
     check_files(path)
     shape = reward_skeleton(path)
     if config.adapter is not None:

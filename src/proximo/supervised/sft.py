@@ -79,6 +79,10 @@ class SftConfig:
     """Column with the prompt of a file. None: recognised, as are messages, ShareGPT's and Alpaca's columns."""
     completion_column: str | None = None
     """Column with the completion to learn. None: recognised."""
+    messages_column: str | None = None
+    """Column with whole conversations, whose replies are learned. None: recognised."""
+    text_column: str | None = None
+    """Column with plain texts, learned whole. None: recognised, where the rows have nothing else to learn."""
     dynamic: bool = False
     """Use dynamic fine-tuning (DFT): each token's loss times its own probability, held constant."""
     device: str = "auto"
@@ -98,8 +102,13 @@ class SftConfig:
             raise ValueError("adapter is given, but no model that it would be an adapter of: give model, too")
         if (self.prompt_column is None) != (self.completion_column is None):
             raise ValueError("of prompt_column and completion_column one is given: give both, or none of them")
-        if self.prompt_column is not None and isinstance(self.data, References):
-            raise ValueError("prompt_column is given, and data is a task: it names a column of a file")
+        named = [
+            name for name in ("prompt_column", "messages_column", "text_column") if getattr(self, name) is not None
+        ]
+        if named and isinstance(self.data, References):
+            raise ValueError(f"{named[0]} is given, and data is a task: it names a column of a file")
+        if len(named) > 1:
+            raise ValueError(f"{' and '.join(named)} are given, which are read in different ways: give one of them")
 
 
 def sft(
@@ -217,7 +226,7 @@ class Supervised:
     def part_loss(self, part: WeightedRows) -> tuple[Tensor, Mapping[str, float | Tensor]]:
         rows, weights = part
         losses = supervised_loss(self._logprobs(rows), self._dynamic)
-        return (losses * weights.to(losses)).sum(), {"tokens": float(rows.lengths.sum())}
+        return (losses * weights.to(losses)).sum(), {"tokens": float(rows.mask.sum())}
 
     @torch.no_grad()
     def held_out(self) -> dict[str, float]:
@@ -229,13 +238,14 @@ class Supervised:
         return [] if rows is None else [rows.at(part) for part in rows.parts(self._token_budget)]
 
     def measured(self, part: EncodedRows) -> Tensor:
-        return self._logprobs(part).double().sum()
+        logprobs = self._logprobs(part).double()
+        return (logprobs * part.mask.to(logprobs)).sum()
 
     def metrics(self, measures: Sequence[Tensor]) -> dict[str, float]:
         """The token mean of −log π, not the dynamic loss, which a model can lower by being unsure."""
         if not measures:
             return {}
-        tokens = sum(len(text) for item in self.kept for text in item.completions)
+        tokens = sum(item.learned for item in self.kept)
         loss = -float(torch.stack(list(measures)).sum()) / tokens
         return {"loss": loss, "perplexity": math.exp(min(loss, 80.0))}
 
@@ -261,8 +271,8 @@ def _prepared(config: SftConfig, tokenizer: PreTrainedTokenizerBase, ends: froze
 
 def _reader(config: SftConfig, tokenizer: PreTrainedTokenizerBase) -> ReadsItems[Example]:
     """Reader of the file's rows, with the columns that the config names."""
-    named = config.prompt_column, config.completion_column
-    columns = None if named[0] is None or named[1] is None else Columns(named[0], named[1])
+    named = config.prompt_column, config.completion_column, config.messages_column, config.text_column
+    columns = Columns(*(name or "" for name in named))
     return partial(read_examples, columns=columns, chat=tokenizer.chat_template is not None)
 
 

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-Message = Mapping[str, str]
-"""One turn of a conversation: role and content."""
+Message = Mapping[str, Any]
+"""One turn of a conversation: role and content, which are texts, and tool calls where it has some."""
 
 
 @dataclass(frozen=True)

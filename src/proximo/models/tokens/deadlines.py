@@ -86,7 +86,7 @@ _watch = _Watch()
 
 def _start_anew() -> None:
     """Watch with a thread of its own in a process that was forked, which has none of its parent's."""
-    global _watch  # noqa: PLW0603
+    global _watch
     _watch = _Watch()
 
 

@@ -128,16 +128,20 @@ def _within(framed: tuple[int, ...], bare: tuple[int, ...]) -> list[tuple[int, .
     return [framed[:start] for start in starts if framed[start : start + len(bare)] == bare]
 
 
-def reply_tokens(tokenizer: PreTrainedTokenizerBase, asked: str, reply: str) -> tuple[int, ...]:
+def reply_tokens(
+    tokenizer: PreTrainedTokenizerBase, asked: str, reply: str, known: Mapping[str, tuple[int, ...]] | None = None
+) -> tuple[int, ...]:
     """The tokens that a sampler has to generate after the tokens of `asked` so that both decode to `asked + reply`.
 
     These are the tokens that follow when both are encoded together. If the last characters of `asked` and the first of
     `reply` share a token, no sampler could generate it: then the reply is encoded after another text. It is not
-    encoded alone if that can be avoided: SentencePiece-like tokenizers put a space before a text.
+    encoded alone if that can be avoided: SentencePiece-like tokenizers put a space before a text. `known` may have the
+    tokens of `asked` and of both together.
 
     Example: reply_tokens(tokenizer, "12+7=", "19")
     """
-    before, whole = _encoded(tokenizer, asked), _encoded(tokenizer, asked + reply)
+    known = known or {}
+    before, whole = (known[text] if text in known else _encoded(tokenizer, text) for text in (asked, asked + reply))
     if whole[: len(before)] == before:
         return whole[len(before) :]
     wanted = _decoded(tokenizer, before) + reply

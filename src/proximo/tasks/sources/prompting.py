@@ -5,6 +5,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from proximo.data import Prompt, Row, read_prompt
+from proximo.data.messages import read_messages
 
 _PLACEHOLDERS = re.compile(r"\{\{|\}\}|\{([A-Za-z_][\w.]*)\}")
 """Braces around a name, and doubled ones. Others, as in \\boxed{}, are text."""
@@ -73,4 +74,8 @@ def _column(row: Row, column: str, field: str) -> Prompt:
     value: Any = row.find(column)
     if value is None and column not in row.values:
         raise ValueError(f"no column {column!r}, only {', '.join(row.values)}: set {field}.prompt_column")
-    return read_prompt(value)
+    return read_messages(value, column) if isinstance(value, list) else read_prompt(value, _name(column))
+
+
+def _name(column: str) -> str:
+    return "the prompt" if column == "prompt" else column
