@@ -47,11 +47,11 @@ def terminal_width() -> int:
     return min(max(columns, NARROW), WIDE)
 
 
-def folder_lines(folder: Path, shows: str = "curves and every rollout") -> list[BannerLine]:
-    """Lines on where a run lies, and how to watch, stop and resume it; its page in the browser `shows` this."""
+def folder_lines(folder: Path) -> list[BannerLine]:
+    """Where a run lies, and how to watch, stop and resume it."""
     run = shlex.quote(str(folder))
     return [
         ("run folder", str(folder)),
-        ("watch", f"proximo watch {run}, or proximo view {run} for {shows} in the browser"),
+        ("watch", f"proximo watch {run}, or proximo view {run} for curves and every rollout in the browser"),
         ("stop", f"Ctrl-C saves the run; proximo resume {run} goes on with it"),
     ]

@@ -14,14 +14,13 @@ from proximo.runs.files import RESULT
 from proximo.runs.log import RunLog
 from proximo.runs.session import RunSession
 from proximo.runs.signals import Stop, Stopped
+from proximo.supervised.pace import Pace
 from proximo.supervised.schedule import FitOptions, Schedule
 from proximo.supervised.snapshots import BestStep, read_point, write_point
 from proximo.supervised.stage_model import HoldsStages, Stage, StageModel, WholeStageModel
 from proximo.system.folders import remove_folder
 from proximo.system.opening import as_written, inside
 
-REPORT_EVERY = 10
-"""Steps between progress lines."""
 MAX_SKIPPED = 5
 """Consecutive skipped updates (not finite) that end a stage."""
 
@@ -111,8 +110,10 @@ def fit_session(
 ) -> Fitted:
     """Run `fit` as one attempt at a run; the attempt is recorded, and `report` called, once training can start."""
 
+    steps = Schedule(stage.size, options, seed).steps
+
     def start() -> None:
-        session.start()
+        session.start({"steps": steps})
         report()
 
     return fit(
@@ -145,7 +146,7 @@ class _Fitting:
         self.stage, self.held, self.options, self.log, self.say, self.stop = stage, held, options, log, say, stop
         self.schedule = Schedule(stage.size, options, seed)
         self.saver = Saver(log.event, lambda step, message: say(f"warning after step {step}: {message}"))
-        self.start, self.spent = time.perf_counter(), 0.0
+        self.start, self.spent, self.pace = time.perf_counter(), 0.0, Pace()
         self.step, self.is_evaluated, self.saved = 0, True, 0
         """Steps done, whether the evaluation after the last one is done, and the step of the last snapshot."""
         self.skipped = 0
@@ -177,6 +178,7 @@ class _Fitting:
 
     def run(self) -> None:
         """Run all steps, or as many as patience allows."""
+        self.pace = Pace()
         try:
             while not self._is_over():
                 self.stop.check()
@@ -234,10 +236,17 @@ class _Fitting:
         metrics = {"loss": result.loss, **result.sums}
         self.log.metrics(step, metrics | {"gradient_norm": norm, "learning_rate": rate})
         self.log.timings(step, {"update": time.perf_counter() - start})
-        if step % REPORT_EVERY == 0 or step == self.schedule.steps:
-            self.say(f"step {step}/{self.schedule.steps}  {_summary(metrics)}")
+        self._report(step, metrics, rate)
         if self.skipped:
             self._tell_skipped(step)
+
+    def _report(self, step: int, metrics: Mapping[str, float], rate: float) -> None:
+        """Say how far the stage is, every few steps."""
+        steps = self.schedule.steps
+        self.pace.stepped(len(self.schedule.items(step - 1)))
+        if self.pace.is_due(step, steps):
+            speed = self.pace.line(steps - step)
+            self.say(f"step {step}/{steps}  {_summary(metrics)}  learning rate {rate:.3g}  {speed}")
 
     @property
     def _smaller(self) -> str:

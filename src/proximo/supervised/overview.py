@@ -107,7 +107,7 @@ class Overview:
 
     def tell(self, say: Callable[[str], None], folder: Path | None = None) -> None:
         """Say all of it; with a run's `folder` also how to watch, stop and resume it."""
-        for line in banner([*self.lines, *([] if folder is None else folder_lines(folder, "curves"))]):
+        for line in banner([*self.lines, *([] if folder is None else folder_lines(folder))]):
             say(line)
 
     @property
