@@ -255,3 +255,20 @@ def test_frozen_weights_stay_as_they_are(tmp_path: Path):
     same = {name for name, each in model.named_parameters() if torch.equal(each, before[name])}
     assert same == {name for name in before if ".layers.0." in name or "embed" in name}
     assert same
+
+
+class Ranked(Pulled):
+    """Two held-out metrics that disagree on which weights are best."""
+
+    def held_out(self) -> dict[str, float]:
+        loss, accuracy = self._held_out.pop(0)
+        return {"loss": loss, "accuracy": accuracy}
+
+
+@pytest.mark.parametrize(("metric", "best", "steps"), [("loss", 1, 3), ("accuracy", 2, 4)])
+def test_the_best_is_that_of_the_metric_that_is_named(metric: str, best: int, steps: int, tmp_path: Path):
+    """A higher accuracy is better, and a lower loss; the same value again is not."""
+    stage = Ranked([(3.0, 0.5), (1.0, 0.5), (2.0, 0.75), (2.0, 0.75), (2.5, 0.5)], targets=(0.0,) * 8)
+    result = fitted(stage, replace(OPTIONS, metric=metric, patience=2), tmp_path)
+    assert (result.best_step, result.steps) == (best, steps)
+    assert result.checkpoint.name == f"step-{best:06d}"

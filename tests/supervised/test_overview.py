@@ -101,6 +101,7 @@ def test_what_is_trained_is_counted(folder: str, pairs: DataFile):
         ({"fit": FitOptions(freeze=("nothing",))}, "fit.freeze has 'nothing', which no parameter's name contains"),
         ({"fit": FitOptions(freeze=("",))}, "fit.freeze is .*, which freezes every parameter"),
         ({"adapter": Lora(targets=("nothing",))}, "adapter.targets has 'nothing'"),
+        ({"fit": FitOptions(metric="outcome")}, "fit.metric is 'outcome': give one of loss, "),
         ({"device": "cuda:99"}, "device is 'cuda:99'"),
         ({"model": "no/such-model"}, "path 'no/such-model': neither a folder"),
     ],

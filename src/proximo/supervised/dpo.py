@@ -39,6 +39,9 @@ from proximo.supervised.snapshots import once
 from proximo.supervised.stage_model import HoldsStages, StageModel, check_held, loading_place, stage_model
 from proximo.types.tensor_types import Float
 
+METRICS = ("loss", "accuracy", "margin", "chosen_reward", "chosen_logprob")
+"""Held-out metrics of which one value is better than another."""
+
 
 @dataclass(frozen=True)
 class DpoConfig:
@@ -135,7 +138,7 @@ def dpo_overview(config: DpoConfig) -> Overview:
     check_speaks(path)
     _check_reference(config, reference_path, tokenizer, data)
     _known(config, data)
-    return Overview(config, tokenizer, data, config.data.path, skeleton(path), _loss(config)).check()
+    return Overview(config, tokenizer, data, config.data.path, skeleton(path), _loss(config), METRICS).check()
 
 
 def _check_reference(config: DpoConfig, path: str, tokenizer: PreTrainedTokenizerBase, data: Prepared) -> None:

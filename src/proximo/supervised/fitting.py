@@ -32,7 +32,7 @@ class Fitted:
     steps: int
     """Optimizer steps taken."""
     best_step: int
-    """Step of the saved weights, those with the best held-out loss; 0: training never improved it."""
+    """Step of the saved weights, those with the best held-out metric; 0: training never improved it."""
     before: dict[str, float]
     """Held-out metrics before training; empty without held-out data."""
     best: dict[str, float]
@@ -68,8 +68,8 @@ def fit(
 ) -> Fitted:
     """Train, evaluate and save the best weights, which the model holds at the end.
 
-    The best weights have the lowest held-out loss, including before training; without held-out data they are the
-    last. `held` is how the stage's model is held; None: whole, in this process. `point` is the snapshot to resume
+    The best weights have the best held-out `options.metric`, including before training; without held-out data they are
+    the last. `held` is how the stage's model is held; None: whole, in this process. `point` is the snapshot to resume
     from; `start` records the start of this attempt once that has loaded.
     """
     held = held or WholeStageModel(stage.model, options, seed)
@@ -193,12 +193,12 @@ class _Fitting:
         done, last = self.step, self.step == self.schedule.steps
         if done and not self.is_evaluated and self.schedule.evaluates(done):
             metrics = self._evaluate(done)
-            self.best = self.best.after(done, metrics)
+            self.best = self.best.after(done, metrics, self.options)
             if metrics and self.best.step == done:
                 self.held.keep_best()
         self.is_evaluated = True
         if done and self.best.misses == self.options.patience:
-            self.say(f"stopped early: held-out loss was best after step {self.best.step}")
+            self.say(f"stopped early: held-out {self.options.metric} was best after step {self.best.step}")
             return True
         if done and not last and done % self.options.save_every == 0:
             self._save()

@@ -21,7 +21,7 @@ from proximo.models.model_types import PreTrainedModel, PreTrainedTokenizerBase
 from proximo.models.safe_files import inspect
 from proximo.runs.banner import BannerLine, banner, folder_lines
 from proximo.supervised.encoding import Encoded, Prepared
-from proximo.supervised.schedule import FREEZE, FitOptions, Schedule
+from proximo.supervised.schedule import FREEZE, LOWER, FitOptions, Schedule
 from proximo.system.safe_text import counted, visible
 
 SHOWN = 600
@@ -74,6 +74,8 @@ class Overview:
     """The model without its weights."""
     loss: str
     """The loss, in words."""
+    metrics: Sequence[str]
+    """Held-out metrics by which the best weights may be chosen."""
 
     @cached_property
     def weights(self) -> Weights:
@@ -98,6 +100,8 @@ class Overview:
         self.data.check_room(self.shape)
         if (patience := self.config.fit.patience) is not None and not self.data.held_out:
             raise ValueError(f"fit.patience is {patience}, but no data is held out: leave it out, or hold some")
+        if (metric := self.config.fit.metric) not in self.metrics:
+            raise ValueError(f"fit.metric is {metric!r}: give one of {', '.join(self.metrics)}")
         frozen_names(self.shape, self.config.fit.freeze, FREEZE)
         return self
 
@@ -213,8 +217,10 @@ class Overview:
         if not self.data.held_out:
             return "nothing is held out: the last weights are kept"
         when = "after each epoch" if every is None else f"every {counted(every, 'step')}"
+        direction = "lowest" if self.config.fit.metric in LOWER else "highest"
         until = "" if patience is None else f"; {counted(patience, 'evaluation')} without a better one end the run"
-        return f"on the held-out rows before, {when} and at the end; the weights with the best loss are kept{until}"
+        kept = f"the weights with the {direction} {self.config.fit.metric} are kept"
+        return f"on the held-out rows before, {when} and at the end; {kept}{until}"
 
     @property
     def _memory(self) -> str:

@@ -31,6 +31,9 @@ from proximo.supervised.snapshots import once
 from proximo.supervised.stage_model import HoldsStages, StageModel, check_held, loading_place, stage_model
 from proximo.types.tensor_types import Float
 
+METRICS = ("loss", "accuracy", "score_gap", "calibration")
+"""Held-out metrics of which one value is better than another."""
+
 
 @dataclass(frozen=True)
 class RewardModelConfig:
@@ -110,7 +113,7 @@ def reward_model_overview(config: RewardModelConfig) -> Overview:
     loss = "-log sigmoid(score of the chosen - score of the rejected completion - margin), the mean over all pairs"
     if config.loss.centring:
         loss = f"{loss}; plus {config.loss.centring:g} * (the sum of both scores) squared"
-    return Overview(config, tokenizer, data, config.data.path, shape, loss).check()
+    return Overview(config, tokenizer, data, config.data.path, shape, loss, METRICS).check()
 
 
 def open_model(config: RewardModelConfig, ranks: HoldsStages | None) -> tuple[PreTrainedModel, StageModel]:

@@ -46,6 +46,9 @@ from proximo.supervised.stage_model import HoldsStages, StageModel, check_held, 
 from proximo.tasks import Arithmetic, Split, Task, TaskOptions
 from proximo.types.tensor_types import Float
 
+METRICS = ("loss", "perplexity")
+"""Held-out metrics."""
+
 
 @dataclass(frozen=True)
 class References:
@@ -149,7 +152,7 @@ def sft_overview(config: SftConfig) -> Overview:
     loss = "-log p of each completion token, the mean over all of a step; the prompt's have none"
     if config.dynamic:
         loss = f"{loss}; each times its own p, held constant (DFT)"
-    return Overview(config, tokenizer, data, data_name(config.data), shape, loss).check()
+    return Overview(config, tokenizer, data, data_name(config.data), shape, loss, METRICS).check()
 
 
 def data_name(data: DataFile | References) -> str:

@@ -250,7 +250,7 @@ def _result(command: str, path: Path, config: Config, fitted: Fitted) -> str:
     if fitted.before:
         lines.append(f"best after step {fitted.best_step} of {fitted.steps}{', stopped early' * fitted.stopped_early}")
     if fitted.before and fitted.best_step == 0:
-        lines.append("training never lowered the held-out loss: the checkpoint is the model it began with")
+        lines.append(f"held-out {config.fit.metric} never got better: the checkpoint is the model it began with")
     if fitted.skipped:
         were = "was" if fitted.skipped == 1 else "were"
         lines.append(f"{counted(fitted.skipped, 'bad row')} {were} left out, see {path / 'events.jsonl'}")
