@@ -25,6 +25,7 @@ from proximo.models.stop_tokens import declared_ends
 from proximo.runs.session import RunSession
 from proximo.supervised.encoding import Encoded, EncodedRows, Prepared, prepare
 from proximo.supervised.fitting import FitOptions, Fitted, fit_session
+from proximo.supervised.kept_checkpoints import KeptCheckpoints
 from proximo.supervised.overview import Overview, check_speaks
 from proximo.supervised.reference import (
     Reference,
@@ -59,6 +60,8 @@ class DpoConfig:
     """Path of an earlier run's reference.parquet (same data, same reference). None: computed before training."""
     loss: Dpo | Ipo = field(default_factory=Dpo)
     fit: FitOptions = field(default_factory=lambda: FitOptions(learning_rate=1e-6))
+    checkpoints: KeptCheckpoints | None = None
+    """Checkpoints that are kept on the way. None: the best weights alone, at the end."""
     device: str = "auto"
     """Torch device of the model. `auto`: a GPU if there is one, else the CPU."""
     dtype: Precision = "auto"
@@ -123,7 +126,7 @@ def _dpo(
         write_reference(session.folder / "reference.parquet", reference, data)
 
     stage = Preferences(model, data, reference, config.loss, config.fit)
-    fitted = fit_session(session, stage, held, config.fit, tokenizer, config.seed, say, report, ranks)
+    fitted = fit_session(session, stage, held, config, tokenizer, say, report, ranks)
     return replace(fitted, skipped=len(data.mistakes)).to_dict()
 
 

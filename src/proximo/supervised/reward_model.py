@@ -26,6 +26,7 @@ from proximo.models.stop_tokens import declared_ends
 from proximo.runs.session import RunSession
 from proximo.supervised.encoding import Encoded, EncodedRows, prepare, to_rows
 from proximo.supervised.fitting import FitOptions, Fitted, fit_session
+from proximo.supervised.kept_checkpoints import KeptCheckpoints
 from proximo.supervised.overview import Overview, check_files
 from proximo.supervised.snapshots import once
 from proximo.supervised.stage_model import HoldsStages, StageModel, check_held, loading_place, stage_model
@@ -49,6 +50,8 @@ class RewardModelConfig:
     trained."""
     loss: BradleyTerry = field(default_factory=BradleyTerry)
     fit: FitOptions = field(default_factory=FitOptions)
+    checkpoints: KeptCheckpoints | None = None
+    """Checkpoints that are kept on the way. None: the best weights alone, at the end."""
     device: str = "auto"
     """Torch device of the model. `auto`: a GPU if there is one, else the CPU."""
     dtype: Precision = "auto"
@@ -95,7 +98,7 @@ def _trained(
     def report() -> None:
         data.report(session.log, say)
 
-    fitted = fit_session(session, stage, held, config.fit, tokenizer, config.seed, say, report, ranks)
+    fitted = fit_session(session, stage, held, config, tokenizer, say, report, ranks)
     return replace(fitted, skipped=len(data.mistakes)).to_dict()
 
 

@@ -40,6 +40,7 @@ from proximo.models.stop_tokens import declared_ends
 from proximo.runs.session import RunSession
 from proximo.supervised.encoding import Encoded, EncodedRows, Limit, Prepared, encode, prepare, to_rows
 from proximo.supervised.fitting import FitOptions, Fitted, fit_session
+from proximo.supervised.kept_checkpoints import KeptCheckpoints
 from proximo.supervised.overview import Overview, check_speaks
 from proximo.supervised.snapshots import once
 from proximo.supervised.stage_model import HoldsStages, StageModel, check_held, loading_place, stage_model
@@ -84,6 +85,8 @@ class SftConfig:
     """Column with the completion to learn. None: recognised."""
     dynamic: bool = False
     """Use dynamic fine-tuning (DFT): each token's loss times its own probability, held constant."""
+    checkpoints: KeptCheckpoints | None = None
+    """Checkpoints that are kept on the way. None: the best weights alone, at the end."""
     device: str = "auto"
     """Torch device of the model. `auto`: a GPU if there is one, else the CPU."""
     dtype: Precision = "auto"
@@ -134,7 +137,7 @@ def _sft(
     def report() -> None:
         data.report(session.log, say)
 
-    fitted = fit_session(session, stage, held, config.fit, tokenizer, config.seed, say, report, ranks)
+    fitted = fit_session(session, stage, held, config, tokenizer, say, report, ranks)
     return replace(fitted, skipped=len(data.mistakes)).to_dict()
 
 
