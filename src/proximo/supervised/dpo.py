@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from proximo.config import toml
+from proximo.config.unions import check_kinds
 from proximo.data import DataFile, Mistakes, read_rankings
 from proximo.learner.ranks import Ranks
 from proximo.losses.pairwise import Dpo, Ipo, ranked_pairs
@@ -74,6 +75,7 @@ class DpoConfig:
     """Processes that hold the model in shards between them. None: one process holds all of it."""
 
     def __post_init__(self) -> None:
+        check_kinds(self)
         check_held(self.ranks, self.fit, self.adapter)
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from proximo.config import toml
+from proximo.config.unions import check_kinds
 from proximo.data import DataFile, read_rankings
 from proximo.learner.ranks import Ranks
 from proximo.losses.arithmetic import at_least_float32
@@ -64,6 +65,7 @@ class RewardModelConfig:
     """Processes that hold the model in shards between them. None: one process holds all of it."""
 
     def __post_init__(self) -> None:
+        check_kinds(self)
         check_held(self.ranks, self.fit, self.adapter)
 
 

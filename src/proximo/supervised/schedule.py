@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
+from proximo.config.unions import check_kinds
 from proximo.data import stable_hash
 from proximo.learner.options import Moments, RateSchedule, check_adam, rate_share
 
@@ -57,6 +58,7 @@ class FitOptions:
         return math.isnan(than) or (value < than if self.metric in LOWER else value > than)
 
     def __post_init__(self) -> None:
+        check_kinds(self, "fit.")
         for name in ("batch", "token_budget", "evaluate_every", "patience", "save_every"):
             value = getattr(self, name)
             if value is not None and value < 1:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from proximo.config import toml
+from proximo.config.unions import check_kinds
 from proximo.data import DataFile, Example, Mistakes, read_examples
 from proximo.data.examples import Columns
 from proximo.data.splits import ReadsItems
@@ -99,6 +100,7 @@ class SftConfig:
     """Processes that hold the model in shards between them. None: one process holds all of it."""
 
     def __post_init__(self) -> None:
+        check_kinds(self)
         check_held(self.ranks, self.fit, self.adapter)
         if self.adapter is not None and self.model is None:
             raise ValueError("adapter is given, but no model that it would be an adapter of: give model, too")
