@@ -1151,6 +1151,8 @@ STAGES = {
     "reward-model": (train_reward_model, lambda data: RewardModelConfig(data(PAIRS), fit=FIT, device="cpu")),
     "dpo": (dpo, lambda data: DpoConfig(data(PAIRS), fit=replace(FIT, learning_rate=1e-5), device="cpu")),
     "sft, lora": (sft, lambda data: SftConfig(data(SUMS), model="tiny-arithmetic", adapter=LORA, fit=FIT)),
+    "reward-model, lora": (train_reward_model, lambda data: RewardModelConfig(data(PAIRS), adapter=LORA, fit=FIT)),
+    "dpo, frozen": (dpo, lambda data: DpoConfig(data(PAIRS), fit=replace(FIT, learning_rate=1e-5, freeze=("embed",)))),
     "dpo, lora": (dpo, lambda data: DpoConfig(data(PAIRS), adapter=LORA, fit=replace(FIT, learning_rate=1e-5))),
 }
 
@@ -1178,7 +1180,7 @@ def test_a_stage_goes_on_with_the_same_bits(name, data, tmp_path):
                 raise Interrupted
 
         with pytest.MonkeyPatch.context() as patched:
-            patched.setattr("proximo.supervised.fitting.REPORT_EVERY", 1)
+            patched.setattr("proximo.supervised.pace.EVERY", 1)
             with pytest.raises(Interrupted):
                 stage(settings, folder, say)
     assert [path.name for path in saved(folder / "resume")] == ["step-000005", "step-000004"]

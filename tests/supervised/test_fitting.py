@@ -12,8 +12,11 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from proximo.models import load_model, tiny_model, tiny_tokenizer
+from proximo.models.shipped import resolve
+from proximo.runs.checkpoints import saved
 from proximo.runs.log import RunLog
 from proximo.supervised.fitting import FitOptions, Fitted, Schedule, fit
+from proximo.supervised.kept_checkpoints import KeptCheckpoints, remove_later
 from proximo.supervised.stage_model import stage_model
 
 OPTIONS = FitOptions(batch=2, learning_rate=0.01, warmup_steps=0, evaluate_every=1)
@@ -255,3 +258,51 @@ def test_frozen_weights_stay_as_they_are(tmp_path: Path):
     same = {name for name, each in model.named_parameters() if torch.equal(each, before[name])}
     assert same == {name for name in before if ".layers.0." in name or "embed" in name}
     assert same
+
+
+class Ranked(Pulled):
+    """Two held-out metrics that disagree on which weights are best."""
+
+    def held_out(self) -> dict[str, float]:
+        loss, accuracy = self._held_out.pop(0)
+        return {"loss": loss, "accuracy": accuracy}
+
+
+@pytest.mark.parametrize(("metric", "best", "steps"), [("loss", 1, 3), ("accuracy", 2, 4)])
+def test_the_best_is_that_of_the_metric_that_is_named(metric: str, best: int, steps: int, tmp_path: Path):
+    """A higher accuracy is better, and a lower loss; the same value again is not."""
+    stage = Ranked([(3.0, 0.5), (1.0, 0.5), (2.0, 0.75), (2.0, 0.75), (2.5, 0.5)], targets=(0.0,) * 8)
+    result = fitted(stage, replace(OPTIONS, metric=metric, patience=2), tmp_path)
+    assert (result.best_step, result.steps) == (best, steps)
+    assert result.checkpoint.name == f"step-{best:06d}"
+
+
+def test_checkpoints_on_the_way_are_kept_beside_the_best(tmp_path: Path):
+    """Of steps 2, 4, 6 and 7 the two newest stay, and step 1, which was the best, is the result."""
+    held_out = [3.0, 1.0, 2.0, 2.0, 2.0, 2.0, 2.0, 2.0]
+
+    def run(folder: Path, kept: KeptCheckpoints | None) -> Fitted:
+        log = RunLog(folder)
+        log.start("")
+        stage = Pulled(held_out, targets=(0.0,) * 14)
+        return fit(stage, OPTIONS, tokenizer=tiny_tokenizer(), log=log, seed=0, say=lambda line: None, kept=kept)
+
+    plain, result = run(tmp_path / "plain", None), run(tmp_path / "kept", KeptCheckpoints(every=2, keep=2))
+    names = [path.name for path in saved(tmp_path / "kept" / "checkpoints")]
+    assert names == ["step-000007", "step-000006", "step-000001"]
+    assert (result.checkpoint.name, result.last and result.last.name) == ("step-000001", "step-000007")
+    assert Fitted.from_dict(result.to_dict(), tmp_path / "kept") == result
+    assert (plain.last, "last" in plain.to_dict()) == (None, False)
+    # Nothing else depends on them.
+    for name in ("metrics.jsonl", "checkpoints/step-000001/model.safetensors"):
+        assert (tmp_path / "kept" / name).read_bytes() == (tmp_path / "plain" / name).read_bytes()
+    models = [load_model(str(tmp_path / "kept" / "checkpoints" / name)) for name in names]
+    means = [float(model.get_parameter("model.norm.weight").detach().mean()) for model in models]
+    assert means == sorted(means)  # each step pulls them down
+    # A run's folder is its result, and an attempt that begins anew leaves none of later steps.
+    (tmp_path / "kept" / "result.json").write_text(json.dumps(result.to_dict()))
+    assert resolve(str(tmp_path / "kept")) == str(result.checkpoint)
+    remove_later(tmp_path / "kept", 6)
+    assert [path.name for path in saved(tmp_path / "kept" / "checkpoints")] == names[1:]
+    with pytest.raises(ValueError, match="checkpoints.every is 0"):
+        KeptCheckpoints(every=0)

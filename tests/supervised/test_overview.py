@@ -101,6 +101,7 @@ def test_what_is_trained_is_counted(folder: str, pairs: DataFile):
         ({"fit": FitOptions(freeze=("nothing",))}, "fit.freeze has 'nothing', which no parameter's name contains"),
         ({"fit": FitOptions(freeze=("",))}, "fit.freeze is .*, which freezes every parameter"),
         ({"adapter": Lora(targets=("nothing",))}, "adapter.targets has 'nothing'"),
+        ({"fit": FitOptions(metric="outcome")}, "fit.metric is 'outcome': give one of loss, "),
         ({"device": "cuda:99"}, "device is 'cuda:99'"),
         ({"model": "no/such-model"}, "path 'no/such-model': neither a folder"),
     ],
@@ -137,6 +138,7 @@ def test_a_reward_model_speaks_not(tmp_path: Path, folder: str, examples: DataFi
             check()
 
 
+@pytest.mark.slow("runs four commands")
 @pytest.mark.usefixtures("no_weights")
 def test_a_dry_run_prints_the_config_and_starts_nothing(folder: str, pairs: DataFile, tmp_path: Path, capsys):
     run = ["--model", folder, "--run", str(tmp_path / "run"), "--dry-run"]
@@ -163,3 +165,16 @@ def test_data_is_named_once(pairs: DataFile, folder: str, capsys):
 def test_numbers_for_a_person():
     assert [in_units(number) for number in (12, 22_000, 1_540_000_000)] == ["12", "22 k", "1.54 B"]
     assert [in_bytes(number) for number in (12_808_192, 2_500_000_000)] == ["12.8 MB", "2.5 GB"]
+
+
+@pytest.mark.slow("trains a model")
+def test_what_goes_on_from_a_stage(folder: str, pairs: DataFile, tmp_path: Path, capsys):
+    """Its folder stands in the commands that it suggests, and `proximo watch` knows its steps."""
+    run = str(tmp_path / "run of dpo")
+    assert main(["dpo", pairs.path, "--data.held-out", "0", "--model", folder, "--fit.batch", "5", "--run", run]) == 0
+    printed = capsys.readouterr()
+    assert f"next        proximo eval '{run}' --data PROMPTS\n            proximo chat '{run}'\n" in printed.out
+    assert "  learning rate 1e-06  " in printed.err
+    assert "run folder     " in printed.err
+    assert main(["watch", run, "--once"]) == 0
+    assert "finished, step 2 of 2" in capsys.readouterr().out

@@ -1,16 +1,18 @@
 """`proximo.sft`, `proximo.dpo` and `proximo.reward_model`: stages that learn from files, each into a run folder."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar, Unpack
 
 from proximo.api.folders import PathLike, attempted, folder_for, suit_session
 from proximo.api.messages import Say, keep_quiet, say
+from proximo.api.stage_settings import DpoSettings, StageSettings, with_stage_settings
 from proximo.api.threads import as_found, on_ranks
 from proximo.api.validate import refuse_kind, refuse_values
 from proximo.config import toml
 from proximo.data import DataFile
+from proximo.data.given import paths_of
 from proximo.runs.notifying import notified
 from proximo.runs.session import RunSession
 from proximo.runs.tracking.processes import tracked
@@ -26,33 +28,44 @@ from proximo.supervised.sft import SftConfig
 from proximo.supervised.snapshots import POINTS
 from proximo.supervised.stage_model import HoldsStages
 
+KEPT = Path("runs") / "data"
+"""Folder for rows that were given in Python."""
 Config = TypeVar("Config", DpoConfig, RewardModelConfig, SftConfig)
 StageFunction = Callable[[Config, Path, Say, RunSession, HoldsStages | None], Fitted]
 """Runs a stage into a folder that is taken."""
 
 
 def sft(
-    data: SftConfig | PathLike,
+    data: Any,
     run: PathLike | None = None,
     *,
-    model: str | None = None,
+    model: PathLike | None = None,
+    evaluation_data: Any = None,
     resume: bool = True,
     allow_change: Sequence[str] = (),
     accept_lost_rows: bool = False,
-    track: Sequence[str] = (),
+    track: str | Sequence[str] = (),
     notify: str | None = None,
     quiet: bool = False,
+    settings: Mapping[str, Any] | None = None,
+    **words: Unpack[StageSettings],
 ) -> Fitted:
     """Fine-tune on a file's completions, or on a task's reference answers; what `proximo sft` does.
 
-    `data` is a data file, or a whole SftConfig. `model` is where to start, for a file: a folder, a run's
-    folder or a hub id. The other arguments are those of `proximo.train`.
+    data             a path, a list of dicts, a dict of columns, a DataFrame or a Dataset; or a whole SftConfig
+    run              the run folder; None: runs/sft-DATE
+    model            where to start, unless a whole config is given: a folder, a run's folder or a hub id
+    evaluation_data  likewise as data; without it a tenth of the prompts is held out
+    words            learning_rate (lr), epochs, batch, max_tokens, lora, warmup_steps, weight_decay, token_budget,
+                     seed, dtype: as flags in `proximo sft --help`
+    settings         any other field by its name: {"fit.patience": 3}
+    The other arguments are those of `proximo.train`.
 
     Example:
-        fitted = proximo.sft("chats.jsonl", "runs/sft", model="runs/base")
+        fitted = proximo.sft("chats.jsonl", "runs/sft", model="runs/base", lr=1e-5, epochs=2, lora=16)
         print(fitted.before["loss"], fitted.best["loss"], fitted.checkpoint)
     """
-    config = _config(data, SftConfig(), model)
+    config = _config("sft", data, SftConfig(), model, evaluation_data, words, settings)
     path = folder_for(run, "sft")
     return _fitted(
         config, path, sft_stage.sft, resume, allow_change, accept_lost_rows, track, webhook_at(notify), quiet
@@ -60,26 +73,29 @@ def sft(
 
 
 def dpo(
-    data: DpoConfig | PathLike,
+    data: Any,
     run: PathLike | None = None,
     *,
-    model: str | None = None,
+    model: PathLike | None = None,
+    evaluation_data: Any = None,
     resume: bool = True,
     allow_change: Sequence[str] = (),
     accept_lost_rows: bool = False,
-    track: Sequence[str] = (),
+    track: str | Sequence[str] = (),
     notify: str | None = None,
     quiet: bool = False,
+    settings: Mapping[str, Any] | None = None,
+    **words: Unpack[DpoSettings],
 ) -> Fitted:
     """Learn from ranked completions directly, without a reward model; what `proximo dpo` does.
 
-    `data` is a data file of chosen and rejected completions, or a whole DpoConfig. `model` is where to
-    start, for a file. The other arguments are those of `proximo.train`.
+    `data` are chosen and rejected completions, a path or rows, or a whole DpoConfig. All arguments are those of
+    `proximo.sft`, and `beta` is the strength of the implicit KL to the reference.
 
     Example:
-        fitted = proximo.dpo("pairs.jsonl", "runs/dpo", model="runs/sft")
+        fitted = proximo.dpo("pairs.jsonl", "runs/dpo", model="runs/sft", lr=1e-6, beta=0.1)
     """
-    config = _config(data, DpoConfig(DataFile("")), model)
+    config = _config("dpo", data, DpoConfig(DataFile("")), model, evaluation_data, words, settings)
     path = folder_for(run, "dpo")
     return _fitted(
         config, path, dpo_stage.dpo, resume, allow_change, accept_lost_rows, track, webhook_at(notify), quiet
@@ -87,41 +103,73 @@ def dpo(
 
 
 def reward_model(
-    data: RewardModelConfig | PathLike,
+    data: Any,
     run: PathLike | None = None,
     *,
-    model: str | None = None,
+    model: PathLike | None = None,
+    evaluation_data: Any = None,
     resume: bool = True,
     allow_change: Sequence[str] = (),
     accept_lost_rows: bool = False,
-    track: Sequence[str] = (),
+    track: str | Sequence[str] = (),
     notify: str | None = None,
     quiet: bool = False,
+    settings: Mapping[str, Any] | None = None,
+    **words: Unpack[StageSettings],
 ) -> Fitted:
     """Train a model that scores completions, from ranked ones; what `proximo reward-model` does.
 
-    `data` is a data file of chosen and rejected completions, or a whole RewardModelConfig. `model` is
-    where to start, for a file. The other arguments are those of `proximo.train`.
+    `data` are chosen and rejected completions, a path or rows, or a whole RewardModelConfig. All arguments are those of
+    `proximo.sft`.
 
     Example:
         judge = proximo.reward_model("pairs.jsonl", "runs/judge", model="runs/sft")
         mix = proximo.RewardMix(task=0.0, models=(proximo.RewardModel("runs/judge"),))
     """
-    config = _config(data, RewardModelConfig(DataFile("")), model)
+    default = RewardModelConfig(DataFile(""))
+    config = _config("reward-model", data, default, model, evaluation_data, words, settings)
     path, stage = folder_for(run, "reward-model"), reward_model_stage.train_reward_model
     return _fitted(config, path, stage, resume, allow_change, accept_lost_rows, track, webhook_at(notify), quiet)
 
 
-def _config(data: Config | PathLike, default: Config, model: str | None) -> Config:
-    """A config as it is; a file takes the place of the default's data."""
-    refuse_kind("data", data, (str, Path, type(default)), f"a data file, or a {type(default).__name__}")
-    if not isinstance(data, str | Path):
-        if model is not None:
-            raise ValueError(f"model is {model!r}, and a whole config is given, which has its own: set config.model")
-        return data
+def _config(
+    kind: str,
+    data: Any,
+    default: Config,
+    model: PathLike | None,
+    evaluation_data: Any,
+    words: StageSettings,
+    settings: Mapping[str, Any] | None,
+) -> Config:
+    """A config with the settings that are given: a whole one, or the default on these data."""
+    if not isinstance(data, type(default)):
+        return with_stage_settings(kind, _on_data(data, default, model, evaluation_data), words, settings)
+    if model is not None:
+        raise ValueError(f"model is {model!r}, and a whole config is given, which has its own: set config.model")
+    if evaluation_data is not None:
+        raise ValueError("evaluation_data is given, and a whole config, which has its own: set config.data.held_out")
+    return with_stage_settings(kind, data, words, settings)
+
+
+def _on_data(data: Any, default: Config, model: PathLike | None, evaluation_data: Any) -> Config:
+    """The default config on data: a file, or rows, which are kept as one."""
+    if isinstance(data, DpoConfig | RewardModelConfig | SftConfig):
+        raise TypeError(f"data is a {type(data).__name__}: give data, or a {type(default).__name__}")
     if model is None:
         raise ValueError(f"model is not given: name the model to start from, or give a whole {type(default).__name__}")
-    return replace(default, data=DataFile(str(data)), model=model)
+    refuse_kind("model", model, (str, Path), "a folder, a run's folder or a hub id")
+    file = DataFile(_file("data", data))
+    if evaluation_data is not None:
+        file = replace(file, held_out=_file("evaluation_data", evaluation_data))
+    return replace(default, data=file, model=str(model))
+
+
+def _file(name: str, given: Any) -> str:
+    """Path of the data, or of the file that rows are kept in."""
+    paths = paths_of(given, KEPT)
+    if len(paths) != 1:
+        raise ValueError(f"{name} has {len(paths)} paths: give one file, or the rows of all of them")
+    return paths[0]
 
 
 def _fitted(
@@ -131,11 +179,12 @@ def _fitted(
     resume: bool,
     allow_change: Sequence[str],
     accept_lost: bool,
-    track: Sequence[str],
+    track: str | Sequence[str],
     webhook: Webhook | None,
     quiet: bool,
 ) -> Fitted:
     refuse_values(config)
+    track = [track] if isinstance(track, str) else track
     check_names(track)
     tell = keep_quiet if quiet else say
     text = toml.dumps(config)

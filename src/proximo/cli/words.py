@@ -3,7 +3,16 @@
 import re
 from collections.abc import Collection, Sequence
 
-from proximo.config.vocabulary import BY_NAME, Word, field_of, fields_by_word, foreign, kind_of, words_of
+from proximo.config.vocabulary import (
+    BY_NAME,
+    Word,
+    field_of,
+    fields_by_word,
+    foreign,
+    kind_of,
+    names_in_stages,
+    words_of,
+)
 
 LORA, ENVIRONMENT, TOOLS = (BY_NAME[name] for name in ("lora", "environment", "tools"))
 
@@ -61,7 +70,7 @@ def _flags_for(kind: str, ours: str) -> list[str]:
     if ours in BY_NAME:
         return [BY_NAME[ours].flag] * (field_of(kind, ours) is not None)
     flags = [f"--{each}".replace("_", "-") for each in (ours, f"{ours}.path") if ours]
-    fit = ours.replace("training.", "fit.", 1)
+    fit = names_in_stages(ours)[-1]
     return flags if fit == ours or fit in fields_by_word(kind).values() else [*flags, f"--{fit}".replace("_", "-")]
 
 

@@ -30,6 +30,7 @@ ADDED_LATER = {
     "training.learning_rate_schedule": "constant",
     "fit.learning_rate_schedule": "linear",
     "evaluation.metric": "outcome",
+    "fit.metric": "loss",
     "freeze": [],
     "template": "",
     "system": "",

@@ -154,6 +154,22 @@ def fields_by_word(kind: str) -> dict[str, str]:
     return {name: field for word, field in words_of(kind) if field for name in (word.name, word.also) if name}
 
 
+OF_STAGES = {
+    "evaluation.every": "fit.evaluate_every",
+    "evaluation.patience": "fit.patience",
+    "evaluation.metric": "fit.metric",
+}
+"""Fields of training, and what stages that learn from files call them; those of the table training are in fit."""
+
+
+def names_in_stages(field: str) -> list[str]:
+    """Dotted names that a field of training may have in a stage.
+
+    Example: names_in_stages("training.adam_beta1") == ["training.adam_beta1", "fit.adam_beta1"]
+    """
+    return [field, OF_STAGES.get(field, field.replace("training.", "fit.", 1))]
+
+
 # Names that other libraries have for the same
 
 

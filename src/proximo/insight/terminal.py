@@ -144,8 +144,9 @@ def _sample(run: RunFolder) -> Sample | None:
 
 
 def _of_steps(run: RunFolder) -> int | None:
+    """Steps of the whole run: by its config, or by what a stage recorded, whose config has epochs."""
     try:
-        steps = tomllib.loads(run.config_text).get("steps")
+        steps = tomllib.loads(run.config_text).get("steps", run.record.get("steps"))
     except (ValueError, RecursionError):
         return None
     return steps if isinstance(steps, int) and not isinstance(steps, bool) else None

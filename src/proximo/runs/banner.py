@@ -52,6 +52,6 @@ def folder_lines(folder: str | Path, shows: str = "curves and every rollout") ->
     run = shlex.quote(str(folder))
     return [
         ("run folder", str(folder)),
-        ("watch", f"proximo watch {run}, or proximo view {run} for {shows} in the browser"),
+        ("watch", f"proximo watch {run}, or proximo view {run} for curves and every rollout in the browser"),
         ("stop", f"Ctrl-C saves the run; proximo resume {run} goes on with it"),
     ]

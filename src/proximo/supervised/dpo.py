@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from proximo.config import toml
+from proximo.config.unions import check_kinds
 from proximo.data import DataFile, Mistakes
 from proximo.learner.ranks import Ranks
 from proximo.losses.pairwise import Dpo, Ipo, ranked_pairs
@@ -25,6 +26,7 @@ from proximo.models.stop_tokens import declared_ends
 from proximo.runs.session import RunSession
 from proximo.supervised.encoding import Encoded, EncodedRows, Prepared, prepare, rankings_reader
 from proximo.supervised.fitting import FitOptions, Fitted, fit_session
+from proximo.supervised.kept_checkpoints import KeptCheckpoints
 from proximo.supervised.overview import Overview, check_speaks
 from proximo.supervised.reference import (
     Reference,
@@ -38,6 +40,9 @@ from proximo.supervised.reference import (
 from proximo.supervised.snapshots import once
 from proximo.supervised.stage_model import HoldsStages, StageModel, check_held, loading_place, stage_model
 from proximo.types.tensor_types import Float
+
+METRICS = ("loss", "accuracy", "margin", "chosen_reward", "chosen_logprob")
+"""Held-out metrics of which one value is better than another."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +69,8 @@ class DpoConfig:
     """Column with the other one. None: rejected."""
     ranking_column: str | None = None
     """Column with several completions in the place of these, the best first. None: ranking."""
+    checkpoints: KeptCheckpoints | None = None
+    """Checkpoints that are kept on the way. None: the best weights alone, at the end."""
     device: str = "auto"
     """Torch device of the model. `auto`: a GPU if there is one, else the CPU."""
     dtype: Precision = "auto"
@@ -76,6 +83,7 @@ class DpoConfig:
     """Processes that hold the model in shards between them. None: one process holds all of it."""
 
     def __post_init__(self) -> None:
+        check_kinds(self)
         check_held(self.ranks, self.fit, self.adapter)
 
 
@@ -128,7 +136,7 @@ def _dpo(
         write_reference(session.folder / "reference.parquet", reference, data)
 
     stage = Preferences(model, data, reference, config.loss, config.fit)
-    fitted = fit_session(session, stage, held, config.fit, tokenizer, config.seed, say, report, ranks)
+    fitted = fit_session(session, stage, held, config, tokenizer, say, report, ranks)
     return replace(fitted, skipped=len(data.mistakes)).to_dict()
 
 
@@ -143,7 +151,7 @@ def dpo_overview(config: DpoConfig) -> Overview:
     check_speaks(path)
     _check_reference(config, reference_path, tokenizer, data)
     _known(config, data)
-    return Overview(config, tokenizer, data, config.data.path, skeleton(path), _loss(config)).check()
+    return Overview(config, tokenizer, data, config.data.path, skeleton(path), _loss(config), METRICS).check()
 
 
 def _check_reference(config: DpoConfig, path: str, tokenizer: PreTrainedTokenizerBase, data: Prepared) -> None:

@@ -9,19 +9,18 @@ from typing import Any
 
 from proximo.models.model_types import PreTrainedTokenizerBase
 from proximo.models.out_of_memory import explaining_memory
-from proximo.runs.checkpoints import CHECKPOINTS, Saver, save, saved
+from proximo.runs.checkpoints import CHECKPOINTS, Saver, save
 from proximo.runs.files import RESULT
 from proximo.runs.log import RunLog
 from proximo.runs.session import RunSession
 from proximo.runs.signals import Stop, Stopped
+from proximo.supervised.kept_checkpoints import KeptCheckpoints, remove_later, retain
+from proximo.supervised.pace import Pace
 from proximo.supervised.schedule import FitOptions, Schedule
 from proximo.supervised.snapshots import BestStep, read_point, write_point
-from proximo.supervised.stage_model import HoldsStages, Stage, StageModel, WholeStageModel
-from proximo.system.folders import remove_folder
+from proximo.supervised.stage_model import HoldsStages, Stage, StageModel, StageOptions, WholeStageModel
 from proximo.system.opening import as_written, inside
 
-REPORT_EVERY = 10
-"""Steps between progress lines."""
 MAX_SKIPPED = 5
 """Consecutive skipped updates (not finite) that end a stage."""
 
@@ -33,7 +32,7 @@ class Fitted:
     steps: int
     """Optimizer steps taken."""
     best_step: int
-    """Step of the saved weights, those with the best held-out loss; 0: training never improved it."""
+    """Step of the saved weights, those with the best held-out metric; 0: training never improved it."""
     before: dict[str, float]
     """Held-out metrics before training; empty without held-out data."""
     best: dict[str, float]
@@ -43,15 +42,19 @@ class Fitted:
     seconds: float
     skipped: int = 0
     """Bad rows that were skipped."""
+    last: Path | None = None
+    """Newest checkpoint, where that is not the result; None where it is."""
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self) | {"checkpoint": self.checkpoint.name}
+        names = {"checkpoint": self.checkpoint.name, **({} if self.last is None else {"last": self.last.name})}
+        return {name: value for name, value in asdict(self).items() if name != "last"} | names
 
     @classmethod
     def from_dict(cls, stored: Mapping[str, Any], folder: Path) -> "Fitted":
         """The stored result of the stage in this folder."""
         with as_written(folder / RESULT):
-            return cls(**{**stored, "checkpoint": inside(folder / CHECKPOINTS, stored["checkpoint"])})
+            named = {name: stored[name] for name in ("checkpoint", "last") if name in stored}
+            return cls(**{**stored, **{name: inside(folder / CHECKPOINTS, each) for name, each in named.items()}})
 
 
 def fit(
@@ -66,27 +69,28 @@ def fit(
     ranks: HoldsStages | None = None,
     point: Path | None = None,
     start: Callable[[], None] = lambda: None,
+    kept: KeptCheckpoints | None = None,
 ) -> Fitted:
     """Train, evaluate and save the best weights, which the model holds at the end.
 
-    The best weights have the lowest held-out loss, including before training; without held-out data they are the
-    last. `held` is how the stage's model is held; None: whole, in this process. `point` is the snapshot to resume
-    from; `start` records the start of this attempt once that has loaded.
+    The best weights have the best held-out `options.metric`, including before training; without held-out data they are
+    the last. `held` is how the stage's model is held; None: whole, in this process. `point` is the snapshot to resume
+    from; `start` records the start of this attempt once that has loaded. `kept` are the checkpoints that stay beside
+    the result.
     """
     held = held or WholeStageModel(stage.model, options, seed)
     with Stop() as stop:
         if ranks is not None:
             ranks.hold_signals(stop.held)
-        fitting = _Fitting(stage, held, options, log, seed, say, stop)
+        fitting = _Fitting(stage, held, options, log, seed, say, stop, kept, tokenizer)
         fitting.begin(point, start)
         fitting.run()
     best = fitting.best
     held.restore_best()
     log.settle()
     checkpoint = save(log.folder, best.step, held.save, tokenizer, None, log.standing())
-    for other in saved(log.folder / CHECKPOINTS):
-        if other != checkpoint:  # of an earlier attempt, before something was changed
-            remove_folder(other)
+    # Without any that are kept, others are of an earlier attempt, before something was changed.
+    newest, *_ = retain(log.folder, 0 if kept is None else kept.keep, checkpoint)
     return Fitted(
         steps=fitting.step,
         best_step=best.step,
@@ -95,6 +99,7 @@ def fit(
         stopped_early=fitting.step < fitting.schedule.steps,
         checkpoint=checkpoint,
         seconds=fitting.seconds,
+        last=None if newest == checkpoint else newest,
     )
 
 
@@ -102,30 +107,31 @@ def fit_session(
     session: RunSession,
     stage: Stage,
     held: StageModel,
-    options: FitOptions,
+    config: StageOptions,
     tokenizer: PreTrainedTokenizerBase,
-    seed: int,
     say: Callable[[str], None],
     report: Callable[[], None],
     ranks: HoldsStages | None,
 ) -> Fitted:
     """Run `fit` as one attempt at a run; the attempt is recorded, and `report` called, once training can start."""
+    steps = Schedule(stage.size, config.fit, config.seed).steps
 
     def start() -> None:
-        session.start()
+        session.start({"steps": steps})
         report()
 
     return fit(
         stage,
-        options,
+        config.fit,
         tokenizer=tokenizer,
         log=session.log,
-        seed=seed,
+        seed=config.seed,
         say=say,
         held=held,
         ranks=ranks,
         point=session.resume_from,
         start=start,
+        kept=config.checkpoints,
     )
 
 
@@ -141,11 +147,14 @@ class _Fitting:
         seed: int,
         say: Callable[[str], None],
         stop: Stop,
+        kept: KeptCheckpoints | None,
+        tokenizer: PreTrainedTokenizerBase,
     ) -> None:
         self.stage, self.held, self.options, self.log, self.say, self.stop = stage, held, options, log, say, stop
+        self.kept, self.tokenizer = kept, tokenizer
         self.schedule = Schedule(stage.size, options, seed)
         self.saver = Saver(log.event, lambda step, message: say(f"warning after step {step}: {message}"))
-        self.start, self.spent = time.perf_counter(), 0.0
+        self.start, self.spent, self.pace = time.perf_counter(), 0.0, Pace()
         self.step, self.is_evaluated, self.saved = 0, True, 0
         """Steps done, whether the evaluation after the last one is done, and the step of the last snapshot."""
         self.skipped = 0
@@ -160,6 +169,7 @@ class _Fitting:
         if point is None:
             start()
             self.log.rewind({}, 0)
+            self._remove_later()
             self.before = self._evaluate(0)
             patience = self.options.patience
             if patience is not None and not self.before:
@@ -172,11 +182,13 @@ class _Fitting:
         start()
         self.log.rewind(values["sizes"], values["step"])
         self.step, self.is_evaluated, self.saved = values["step"], values["is_evaluated"], values["step"]
+        self._remove_later()
         self.before, self.spent, self.skipped = values["before"], values["seconds"], values["skipped"]
         self.best = BestStep(values["best_step"], values["best"], values["misses"])
 
     def run(self) -> None:
         """Run all steps, or as many as patience allows."""
+        self.pace = Pace()
         try:
             while not self._is_over():
                 self.stop.check()
@@ -191,16 +203,32 @@ class _Fitting:
         done, last = self.step, self.step == self.schedule.steps
         if done and not self.is_evaluated and self.schedule.evaluates(done):
             metrics = self._evaluate(done)
-            self.best = self.best.after(done, metrics)
+            self.best = self.best.after(done, metrics, self.options)
             if metrics and self.best.step == done:
                 self.held.keep_best()
         self.is_evaluated = True
-        if done and self.best.misses == self.options.patience:
-            self.say(f"stopped early: held-out loss was best after step {self.best.step}")
+        has_stopped = done > 0 and self.best.misses == self.options.patience
+        self._keep(last=last or has_stopped)
+        if has_stopped:
+            self.say(f"stopped early: held-out {self.options.metric} was best after step {self.best.step}")
             return True
         if done and not last and done % self.options.save_every == 0:
             self._save()
         return last
+
+    def _remove_later(self) -> None:
+        """Remove checkpoints that are written again."""
+        if self.kept is not None:
+            remove_later(self.log.folder, self.step)
+
+    def _keep(self, *, last: bool) -> None:
+        """Write a checkpoint if one is due, and remove older ones."""
+        step, folder = self.step, self.log.folder
+        if self.kept is None or not step or (step % self.kept.every and not last):
+            return
+        self.log.settle()
+        self.saver.save(step, lambda: save(folder, step, self.held.save, self.tokenizer, None, self.log.standing()))
+        retain(folder, self.kept.keep)
 
     def _save(self, *, again: bool = True) -> None:
         """Save a snapshot unless nothing was done since the last. `again`: whether more saves will follow."""
@@ -234,10 +262,17 @@ class _Fitting:
         metrics = {"loss": result.loss, **result.sums}
         self.log.metrics(step, metrics | {"gradient_norm": norm, "learning_rate": rate})
         self.log.timings(step, {"update": time.perf_counter() - start})
-        if step % REPORT_EVERY == 0 or step == self.schedule.steps:
-            self.say(f"step {step}/{self.schedule.steps}  {_summary(metrics)}")
+        self._report(step, metrics, rate)
         if self.skipped:
             self._tell_skipped(step)
+
+    def _report(self, step: int, metrics: Mapping[str, float], rate: float) -> None:
+        """Say how far the stage is, every few steps."""
+        steps = self.schedule.steps
+        self.pace.stepped(len(self.schedule.items(step - 1)))
+        if self.pace.is_due(step, steps):
+            speed = self.pace.line(steps - step)
+            self.say(f"step {step}/{steps}  {_summary(metrics)}  learning rate {rate:.3g}  {speed}")
 
     @property
     def _smaller(self) -> str:

@@ -5,50 +5,28 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from proximo.learner.footprint import machine_bytes, moments_on, parameter_bytes
 from proximo.learner.policy import frozen_names
 from proximo.models import free_bytes, pick_device, pick_dtype
-from proximo.models.adapters.lora import Lora, adapter_size, head_parameters
+from proximo.models.adapters.lora import adapter_size, head_parameters
 from proximo.models.adapters.quantized import quantized_size
 from proximo.models.context_length import reach_of
-from proximo.models.devices import Precision
 from proximo.models.loading import has_score, read_config
 from proximo.models.model_types import PreTrainedModel, PreTrainedTokenizerBase
 from proximo.models.safe_files import inspect
 from proximo.runs.banner import BannerLine, banner, folder_lines
 from proximo.supervised.encoding import Encoded, Prepared
-from proximo.supervised.schedule import FREEZE, FitOptions, Schedule
+from proximo.supervised.schedule import FREEZE, LOWER, Schedule
+from proximo.supervised.stage_model import StageOptions
 from proximo.system.safe_text import counted, visible
 
 SHOWN = 600
 """Characters of an example's prompt, and of each of its completions, that are shown to a person."""
 UNITS = ((1e9, "B"), (1e6, "M"), (1e3, "k"))
-
-
-class StageOptions(Protocol):
-    """Fields that the configs of all stages have."""
-
-    @property
-    def model(self) -> str | None: ...
-
-    @property
-    def adapter(self) -> Lora | None: ...
-
-    @property
-    def fit(self) -> FitOptions: ...
-
-    @property
-    def device(self) -> str: ...
-
-    @property
-    def dtype(self) -> Precision: ...
-
-    @property
-    def seed(self) -> int: ...
 
 
 @dataclass(frozen=True)
@@ -74,6 +52,8 @@ class Overview:
     """The model without its weights."""
     loss: str
     """The loss, in words."""
+    metrics: Sequence[str]
+    """Held-out metrics by which the best weights may be chosen."""
 
     @cached_property
     def weights(self) -> Weights:
@@ -98,6 +78,8 @@ class Overview:
         self.data.check_room(self.shape)
         if (patience := self.config.fit.patience) is not None and not self.data.held_out:
             raise ValueError(f"fit.patience is {patience}, but no data is held out: leave it out, or hold some")
+        if (metric := self.config.fit.metric) not in self.metrics:
+            raise ValueError(f"fit.metric is {metric!r}: give one of {', '.join(self.metrics)}")
         frozen_names(self.shape, self.config.fit.freeze, FREEZE)
         return self
 
@@ -107,7 +89,7 @@ class Overview:
 
     def tell(self, say: Callable[[str], None], folder: Path | None = None) -> None:
         """Say all of it; with a run's `folder` also how to watch, stop and resume it."""
-        for line in banner([*self.lines, *([] if folder is None else folder_lines(folder, "curves"))]):
+        for line in banner([*self.lines, *([] if folder is None else folder_lines(folder))]):
             say(line)
 
     @property
@@ -199,7 +181,10 @@ class Overview:
     def _steps(self) -> str:
         fit, schedule = self.config.fit, self.schedule
         epochs = f"{fit.epochs:g} epoch{'s' * (fit.epochs != 1)} of {schedule.epoch}"
-        return f"{schedule.steps} ({epochs}), at most {fit.batch} rows each; a resume point every {fit.save_every}"
+        kept, points = self.config.checkpoints, f"a resume point every {fit.save_every}"
+        if kept is not None:
+            points = f"{points}; a checkpoint every {kept.every}, {kept.keep} are kept beside the best"
+        return f"{schedule.steps} ({epochs}), at most {fit.batch} rows each; {points}"
 
     @property
     def _rate(self) -> str:
@@ -214,8 +199,10 @@ class Overview:
         if not self.data.held_out:
             return "nothing is held out: the last weights are kept"
         when = "after each epoch" if every is None else f"every {counted(every, 'step')}"
+        direction = "lowest" if self.config.fit.metric in LOWER else "highest"
         until = "" if patience is None else f"; {counted(patience, 'evaluation')} without a better one end the run"
-        return f"on the held-out rows before, {when} and at the end; the weights with the best loss are kept{until}"
+        kept = f"the weights with the {direction} {self.config.fit.metric} are kept"
+        return f"on the held-out rows before, {when} and at the end; {kept}{until}"
 
     @property
     def _memory(self) -> str:

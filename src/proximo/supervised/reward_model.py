@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from proximo.config import toml
+from proximo.config.unions import check_kinds
 from proximo.data import DataFile
 from proximo.learner.ranks import Ranks
 from proximo.losses.arithmetic import at_least_float32
@@ -26,10 +27,14 @@ from proximo.models.stop_tokens import declared_ends
 from proximo.runs.session import RunSession
 from proximo.supervised.encoding import Encoded, EncodedRows, prepare, rankings_reader, to_rows
 from proximo.supervised.fitting import FitOptions, Fitted, fit_session
+from proximo.supervised.kept_checkpoints import KeptCheckpoints
 from proximo.supervised.overview import Overview, check_files
 from proximo.supervised.snapshots import once
 from proximo.supervised.stage_model import HoldsStages, StageModel, check_held, loading_place, stage_model
 from proximo.types.tensor_types import Float
+
+METRICS = ("loss", "accuracy", "score_gap", "calibration")
+"""Held-out metrics of which one value is better than another."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +59,8 @@ class RewardModelConfig:
     """Column with the other one. None: rejected."""
     ranking_column: str | None = None
     """Column with several completions in the place of these, the best first. None: ranking."""
+    checkpoints: KeptCheckpoints | None = None
+    """Checkpoints that are kept on the way. None: the best weights alone, at the end."""
     device: str = "auto"
     """Torch device of the model. `auto`: a GPU if there is one, else the CPU."""
     dtype: Precision = "auto"
@@ -66,6 +73,7 @@ class RewardModelConfig:
     """Processes that hold the model in shards between them. None: one process holds all of it."""
 
     def __post_init__(self) -> None:
+        check_kinds(self)
         check_held(self.ranks, self.fit, self.adapter)
 
 
@@ -100,7 +108,7 @@ def _trained(
     def report() -> None:
         data.report(session.log, say)
 
-    fitted = fit_session(session, stage, held, config.fit, tokenizer, config.seed, say, report, ranks)
+    fitted = fit_session(session, stage, held, config, tokenizer, say, report, ranks)
     return replace(fitted, skipped=len(data.mistakes)).to_dict()
 
 
@@ -118,7 +126,7 @@ def reward_model_overview(config: RewardModelConfig) -> Overview:
     loss = "-log sigmoid(score of the chosen - score of the rejected completion - margin), the mean over all pairs"
     if config.loss.centring:
         loss = f"{loss}; plus {config.loss.centring:g} * (the sum of both scores) squared"
-    return Overview(config, tokenizer, data, config.data.path, shape, loss).check()
+    return Overview(config, tokenizer, data, config.data.path, shape, loss, METRICS).check()
 
 
 def open_model(config: RewardModelConfig, ranks: HoldsStages | None) -> tuple[PreTrainedModel, StageModel]:

@@ -5,11 +5,14 @@ from dataclasses import dataclass
 
 import torch
 
+from proximo.config.unions import check_kinds
 from proximo.data import stable_hash
 from proximo.learner.options import Moments, RateSchedule, check_adam, rate_share
 
 FREEZE = "fit.freeze"
 """Name of the field with the parameters that are not trained, for errors."""
+LOWER = ("loss", "perplexity", "calibration")
+"""Held-out metrics of which a lower value is better."""
 
 
 @dataclass(frozen=True)
@@ -42,12 +45,20 @@ class FitOptions:
     """Parameters that are not trained: each entry is a part of their names, such as `embed`, and may have wildcards."""
     evaluate_every: int | None = None
     """Steps between held-out evaluations. None: after each epoch. The start and the end are always evaluated."""
+    metric: str = "loss"
+    """Held-out metric that decides `patience` and which weights are kept, without `held_out/`: `loss`, `accuracy` of
+    pairs. Of loss, perplexity and calibration a lower value is better, of all others a higher one."""
     patience: int | None = None
-    """Evaluations in a row without a better held-out loss that stop training early. None: never stop early."""
+    """Evaluations in a row without a better `metric` that stop training early. None: never stop early."""
     save_every: int = 100
     """Steps between resume points; at most this many repeat after a crash."""
 
+    def is_better(self, value: float, than: float) -> bool:
+        """True if a value of the metric is better than another one; NaN is never better, and everything than it."""
+        return math.isnan(than) or (value < than if self.metric in LOWER else value > than)
+
     def __post_init__(self) -> None:
+        check_kinds(self, "fit.")
         for name in ("batch", "token_budget", "evaluate_every", "patience", "save_every"):
             value = getattr(self, name)
             if value is not None and value < 1:

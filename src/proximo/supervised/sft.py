@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from proximo.config import toml
+from proximo.config.unions import check_kinds
 from proximo.data import DataFile, Example, Mistakes, read_examples
 from proximo.data.examples import Columns
 from proximo.data.splits import ReadsItems
@@ -40,11 +41,15 @@ from proximo.models.stop_tokens import declared_ends
 from proximo.runs.session import RunSession
 from proximo.supervised.encoding import Encoded, EncodedRows, Limit, Prepared, encode, prepare, to_rows
 from proximo.supervised.fitting import FitOptions, Fitted, fit_session
+from proximo.supervised.kept_checkpoints import KeptCheckpoints
 from proximo.supervised.overview import Overview, check_speaks
 from proximo.supervised.snapshots import once
 from proximo.supervised.stage_model import HoldsStages, StageModel, check_held, loading_place, stage_model
 from proximo.tasks import Arithmetic, Split, Task, TaskOptions
 from proximo.types.tensor_types import Float
+
+METRICS = ("loss", "perplexity")
+"""Held-out metrics."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +90,8 @@ class SftConfig:
     """Column with plain texts, learned whole. None: recognised, where the rows have nothing else to learn."""
     dynamic: bool = False
     """Use dynamic fine-tuning (DFT): each token's loss times its own probability, held constant."""
+    checkpoints: KeptCheckpoints | None = None
+    """Checkpoints that are kept on the way. None: the best weights alone, at the end."""
     device: str = "auto"
     """Torch device of the model. `auto`: a GPU if there is one, else the CPU."""
     dtype: Precision = "auto"
@@ -97,6 +104,7 @@ class SftConfig:
     """Processes that hold the model in shards between them. None: one process holds all of it."""
 
     def __post_init__(self) -> None:
+        check_kinds(self)
         check_held(self.ranks, self.fit, self.adapter)
         if self.adapter is not None and self.model is None:
             raise ValueError("adapter is given, but no model that it would be an adapter of: give model, too")
@@ -140,7 +148,7 @@ def _sft(
     def report() -> None:
         data.report(session.log, say)
 
-    fitted = fit_session(session, stage, held, config.fit, tokenizer, config.seed, say, report, ranks)
+    fitted = fit_session(session, stage, held, config, tokenizer, say, report, ranks)
     return replace(fitted, skipped=len(data.mistakes)).to_dict()
 
 
@@ -158,7 +166,7 @@ def sft_overview(config: SftConfig) -> Overview:
     loss = "-log p of each completion token, the mean over all of a step; the prompt's have none"
     if config.dynamic:
         loss = f"{loss}; each times its own p, held constant (DFT)"
-    return Overview(config, tokenizer, data, data_name(config.data), shape, loss).check()
+    return Overview(config, tokenizer, data, data_name(config.data), shape, loss, METRICS).check()
 
 
 def data_name(data: DataFile | References) -> str:

@@ -1,6 +1,5 @@
 """Resume points of a stage that trains on files; removed when it is finished."""
 
-import math
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
@@ -11,6 +10,7 @@ from proximo.runs.checkpoints import STATE, checkpoint_path, saved
 from proximo.runs.files import POINTS
 from proximo.runs.session import RunSession, open_session
 from proximo.runs.state import RUN_STATE, naming_io, read_values, write_json
+from proximo.supervised.schedule import FitOptions
 from proximo.supervised.stage_model import StageModel
 from proximo.system.folders import remove_folder, write_folder
 from proximo.system.opening import make_folder, remove
@@ -28,10 +28,9 @@ class BestStep:
     misses: int = 0
     """Evaluations since then that were not better."""
 
-    def after(self, step: int, metrics: dict[str, float]) -> "BestStep":
-        """The best one after another evaluation."""
-        # A NaN loss is never better.
-        if not metrics or metrics["loss"] < self.metrics["loss"] or math.isnan(self.metrics["loss"]):
+    def after(self, step: int, metrics: dict[str, float], options: FitOptions) -> "BestStep":
+        """The best one after another evaluation, by the metric that the options name."""
+        if not metrics or options.is_better(metrics[options.metric], self.metrics[options.metric]):
             return BestStep(step, metrics)
         return replace(self, misses=self.misses + 1)
 

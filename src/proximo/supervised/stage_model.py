@@ -18,13 +18,40 @@ from proximo.learner.policy import freeze
 from proximo.learner.ranks import Ranks
 from proximo.models.adapters.files import save_model
 from proximo.models.adapters.lora import Lora
+from proximo.models.devices import Precision
 from proximo.models.model_types import PreTrainedModel
 from proximo.models.torch_globals import OwnDraws
 from proximo.supervised.encoding import Encoded, EncodedRows
+from proximo.supervised.kept_checkpoints import KeptCheckpoints
 from proximo.supervised.schedule import FREEZE, FitOptions
 
 Losses = Iterable[tuple[Tensor, Mapping[str, float | Tensor]]]
 """Weighted loss and sums of each micro-batch: the losses add up to the step's exact loss, the sums to its metrics."""
+
+
+class StageOptions(Protocol):
+    """Fields that the configs of all stages have."""
+
+    @property
+    def model(self) -> str | None: ...
+
+    @property
+    def adapter(self) -> Lora | None: ...
+
+    @property
+    def fit(self) -> FitOptions: ...
+
+    @property
+    def checkpoints(self) -> KeptCheckpoints | None: ...
+
+    @property
+    def device(self) -> str: ...
+
+    @property
+    def dtype(self) -> Precision: ...
+
+    @property
+    def seed(self) -> int: ...
 
 
 class Stage(Protocol):

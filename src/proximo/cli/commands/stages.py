@@ -1,6 +1,7 @@
 """`proximo sft`, `reward-model` and `dpo`: stages that train on files, each into a run folder."""
 
 import json
+import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import TypeVar
 from proximo.api.folders import folder_for, suit_session
 from proximo.api.stages import StageFunction, fitted_in
 from proximo.cli.arguments import asks_for_help, flag_names, refuse, refusing, say, take, take_switch
+from proximo.cli.commands.watch import panel
 from proximo.cli.flags import changed
 from proximo.cli.naming import file_tables
 from proximo.cli.run_folders import (
@@ -64,6 +66,26 @@ EXAMPLES = {
   proximo dpo pairs.jsonl --loss.type Ipo --loss.beta 0.2
 """,
 }
+
+NEXT = {
+    "sft": (
+        "proximo eval {run} --data PROMPTS",
+        "proximo train --model {run} --data PROMPTS",
+        "proximo chat {run}",
+        "proximo view {run}    curves in the browser",
+    ),
+    "reward-model": (
+        "proximo train --model {model} --data PROMPTS --reward-model {run} --rewards.task 0",
+        "proximo view {run}    curves in the browser",
+    ),
+    "dpo": (
+        "proximo eval {run} --data PROMPTS",
+        "proximo chat {run}",
+        "proximo export {run}",
+        "proximo view {run}    curves in the browser",
+    ),
+}
+"""Commands that go on from a finished stage."""
 
 
 def run(command: str, arguments: list[str]) -> int:
@@ -136,14 +158,15 @@ def run_stage(
             suit_session(session, config.model, config.device, say)
         try:
             begins = session.result is None
-            with tracked(path, trackers if begins else (), say), notified(session, webhook if begins else None, say):
+            telling = notified(session, webhook if begins else None, say)
+            with tracked(path, trackers if begins else (), say), telling, panel(path):
                 fitted = fitted_in(config, path, stage, session, say)
         except (OSError, ValueError) as error:
             if session.is_empty:
                 refuse(str(error))
             report_failure(session, error)
             return 1
-    print(json.dumps(_summary(path, fitted)) if as_json else _result(path, fitted))
+    print(json.dumps(_summary(path, fitted)) if as_json else _result(command, path, config, fitted))
     return 0
 
 
@@ -220,15 +243,18 @@ def _summary(path: Path, fitted: Fitted) -> dict[str, object]:
     }
 
 
-def _result(path: Path, fitted: Fitted) -> str:
+def _result(command: str, path: Path, config: Config, fitted: Fitted) -> str:
     lines = [
         f"held-out {name:<16} before {value:.4f}  best {fitted.best[name]:.4f}" for name, value in fitted.before.items()
     ]
     if fitted.before:
         lines.append(f"best after step {fitted.best_step} of {fitted.steps}{', stopped early' * fitted.stopped_early}")
     if fitted.before and fitted.best_step == 0:
-        lines.append("training never lowered the held-out loss: the checkpoint is the model it began with")
+        lines.append(f"held-out {config.fit.metric} never got better: the checkpoint is the model it began with")
     if fitted.skipped:
         were = "was" if fitted.skipped == 1 else "were"
         lines.append(f"{counted(fitted.skipped, 'bad row')} {were} left out, see {path / 'events.jsonl'}")
-    return "\n".join([*lines, f"run folder  {path}", f"the model   {fitted.checkpoint}"])
+    run, model = shlex.quote(str(path)), shlex.quote(config.model or "MODEL")
+    following = [each.format(run=run, model=model) for each in NEXT[command]]
+    lines += [f"run folder  {path}", f"the model   {fitted.checkpoint}"]
+    return "\n".join([*lines, *(f"{'' if number else 'next':<11} {each}" for number, each in enumerate(following))])

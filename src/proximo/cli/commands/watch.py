@@ -2,6 +2,8 @@
 
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from rich.console import Console
@@ -9,6 +11,7 @@ from rich.console import Group as Stack
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
+from transformers.utils.logging import disable_progress_bar
 
 from proximo.cli.arguments import refuse, refusing, take_number, take_switch
 from proximo.cli.models import on_stdout
@@ -58,6 +61,28 @@ def _watch(folder: RunFolder, console: Console, once: bool, seconds: float) -> N
             time.sleep(seconds)
             seen = look(folder)
             live.update(drawn(seen, console.width), refresh=True)
+
+
+@contextmanager
+def panel(folder: Path) -> Iterator[None]:
+    """Panel of a run below the lines of the command that trains it, where these go to a terminal."""
+    console = Console(stderr=True, highlight=False)
+    if not console.is_terminal:
+        yield
+        return
+    disable_progress_bar()  # those of transformers, while weights are read and written
+    with Live(
+        get_renderable=lambda: _now(folder, console.width), console=console, refresh_per_second=0.5, transient=True
+    ):
+        yield
+
+
+def _now(folder: Path, width: int) -> Stack:
+    """The run as it is; nothing before its first numbers are there."""
+    try:
+        return drawn(seen, width) if (seen := look(RunFolder(folder))).curves else Stack()
+    except (OSError, ValueError):  # not begun, or in the middle of being written
+        return Stack()
 
 
 def drawn(seen: RunSnapshot, width: int) -> Stack:

@@ -68,7 +68,7 @@ def _result(run: RunFolder) -> str:
     """Clause on the checkpoint that is the result or should be, where that is not the last; empty where it is."""
     result = run.result or {}
     better, name = result.get("better"), result.get("checkpoint")
-    if "last" in result and _is_checkpoint(name):
+    if "last" in result and "best_step" not in result and _is_checkpoint(name):  # a stage's is always the best
         return f"; it ended because it collapsed, and its result is the best checkpoint, {name}"
     name = better.get("checkpoint") if isinstance(better, dict) else None
     return f"; {name} is better than the last checkpoint by more than chance" if _is_checkpoint(name) else ""

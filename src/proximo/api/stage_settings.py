@@ -1,0 +1,75 @@
+"""Settings of stages by one word, as keyword arguments: `lr=1e-5` for the field fit.learning_rate."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any, TypedDict, TypeVar
+
+from proximo.api.settings import WITHOUT_TABLE, as_lora
+from proximo.config.unions import walk, with_fields
+from proximo.config.vocabulary import field_of, foreign, names_in_stages, words_of
+from proximo.supervised.dpo import DpoConfig
+from proximo.supervised.reward_model import RewardModelConfig
+from proximo.supervised.sft import SftConfig
+
+Config = TypeVar("Config", DpoConfig, RewardModelConfig, SftConfig)
+
+
+class StageSettings(TypedDict, total=False):
+    """Settings of a stage by one word; the fields that they stand for are in proximo/config/vocabulary.py."""
+
+    learning_rate: float
+    lr: float
+    max_tokens: int
+    batch: int
+    epochs: float
+    lora: Any
+    """A rank, True, a proximo.Lora or peft's LoraConfig."""
+    warmup_steps: int
+    weight_decay: float
+    token_budget: int
+    seed: int
+    dtype: str
+
+
+class DpoSettings(StageSettings, total=False):
+    """Settings of DPO, which has one more."""
+
+    beta: float
+
+
+def with_stage_settings(
+    kind: str, config: Config, settings: Mapping[str, Any], more: Mapping[str, Any] | None
+) -> Config:
+    """The config with its settings changed: `settings` by their words, `more` by the dotted names of fields. TypeError
+    for a name that is no word; another library's is answered with ours."""
+    for name in settings:
+        if name not in WITHOUT_TABLE and field_of(kind, name) is None:
+            raise TypeError(f"{name}: {_answer(kind, config, name)}")
+    if not isinstance(rank := settings.get("lora"), int) or isinstance(rank, bool):
+        config = replace(config, adapter=as_lora(rank)) if "lora" in settings else config
+        settings = {word: value for word, value in settings.items() if word != "lora"}
+    named = {word if word in WITHOUT_TABLE else field_of(kind, word): value for word, value in settings.items()}
+    return with_fields(config, {field: value for field, value in named.items() if field} | dict(more or {}))
+
+
+def _answer(kind: str, config: Config, name: str) -> str:
+    """Advice for a name that is no word of a stage."""
+    known = ", ".join([*(word.name for word, _ in words_of(kind)), *WITHOUT_TABLE])
+    function = kind.replace("-", "_")
+    unknown = f"{function} takes no such argument; settings by one word are {known}"
+    if (answer := foreign(name)) is None:
+        return unknown
+    if not answer.ours:
+        return answer.remark
+    here = next(_here(kind, config, answer.ours), None)
+    return unknown if here is None else f"here it is {here}{answer.remark and f', {answer.remark}'}"
+
+
+def _here(kind: str, config: Config, ours: str) -> Iterator[str]:
+    """Ways to give what a word or a field of training is in a stage; none where the stage has no such thing."""
+    if field_of(kind, ours) is not None or ours in ("data", "model", "run", "track", "dtype"):
+        yield ours
+    fields = {path for path, _, _ in walk(config)}
+    for field in names_in_stages(ours):
+        if field in fields:
+            yield f"`settings={{'{field}': ...}}`"
