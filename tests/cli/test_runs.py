@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from proximo.cli import main
+from tests.insight.page.browser import write_run
 from tests.runs.tracking.folders import make_run
 
 
@@ -21,6 +22,16 @@ def test_runs_are_listed_newest_first_with_what_they_have(tmp_path: Path, capsys
     assert main(["runs", "runs/sweep", "--json"]) == 0
     [listed] = json.loads(capsys.readouterr().out)
     assert (listed["name"], listed["step"]) == ("second", 3)
+
+
+def test_an_accuracy_of_pairs_is_none_of_answers(tmp_path: Path, capsys):
+    rows = [{"step": 1, "loss": 0.5}, {"step": 1, "held_out/loss": 0.25, "held_out/accuracy": 0.75}]
+    (write_run(tmp_path / "a", rows) / "config.toml").write_text("[loss]\nbeta = 0.1\n[fit]\nepochs = 1.0\n")
+    assert main(["runs", str(tmp_path)]) == 0
+    line = capsys.readouterr().out.splitlines()[1]
+    assert "loss 0.25, 75.0% of pairs" in line
+    assert " dpo " in line
+    assert "None" not in line
 
 
 def test_a_run_that_cannot_be_read_is_listed_with_the_reason(tmp_path: Path, capsys):

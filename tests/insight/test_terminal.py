@@ -87,6 +87,14 @@ def test_an_empty_run_and_a_stage(tmp_path, capsys):
     ]
 
 
+def test_accuracy_of_a_stage_is_one_of_pairs(tmp_path):
+    held_out = {"step": 1, "held_out/loss": 0.5, "held_out/accuracy": 0.75}
+    stage = look(RunFolder(write_run(tmp_path / "dpo", [{"step": 1, "loss": 1.0}, held_out])))
+    assert [curve.title for curve in stage.curves] == ["held-out pairs right", "loss", "held-out loss"]
+    run = look(RunFolder(write_run(tmp_path / "grpo", [{"step": 1, "outcome": 0.5, "held_out/accuracy": 0.75}])))
+    assert [curve.title for curve in run.curves] == ["held-out accuracy", "task score"]
+
+
 def test_sparklines():
     assert spark([0, 1, 2, 3], 4) == "▁▃▆█"
     assert spark([0, 0, 1, 1], 2) == "▁█"

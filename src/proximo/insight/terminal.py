@@ -4,7 +4,7 @@ import itertools
 import math
 import tomllib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
@@ -17,9 +17,9 @@ from proximo.runs.health import Finding, monitored
 from proximo.runs.health.history import number
 from proximo.runs.rollout_files import rollouts
 
-SCORE = "task score"
+SCORE, ACCURACY, OF_PAIRS, HELD_OUT_LOSS = "task score", "held-out accuracy", "held-out pairs right", "held-out loss"
 CURVES = (
-    ("held-out accuracy", "held_out/accuracy", True),
+    (ACCURACY, "held_out/accuracy", True),
     (SCORE, "outcome", True),
     ("reward", "reward", False),
     ("length", "length", False),
@@ -29,7 +29,7 @@ CURVES = (
     ("no-signal groups", "dead_groups", True),
     ("gradient norm", "gradient_norm", False),
     ("loss", "loss", False),
-    ("held-out loss", "held_out/loss", False),
+    (HELD_OUT_LOSS, "held_out/loss", False),
 )
 """Curves in the order they are shown: title, metric, and whether it is a share."""
 MAX_EVENTS = 5
@@ -118,6 +118,8 @@ def _curves(rows: Sequence[dict[str, Any]]) -> list[Sparkline]:
         values = [value for row in rows if not math.isnan(value := number(row, metric))]
         if values and not (metric == "loss" and SCORE in curves):
             curves[title] = Sparkline(title, values, is_share and 0 <= min(values) <= max(values) <= 1)
+    if ACCURACY in curves and HELD_OUT_LOSS in curves:  # of reinforcement learning there is no such loss
+        curves[ACCURACY] = replace(curves[ACCURACY], title=OF_PAIRS)
     if "reward" in curves and SCORE in curves and curves["reward"].values == curves[SCORE].values:
         del curves["reward"]
     return list(curves.values())

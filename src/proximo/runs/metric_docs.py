@@ -204,6 +204,7 @@ STAGES: Mapping[str, str] = {
     "chosen_logprob": "log-prob of the preferred completion; of a loss that averages, per token",
     "rejected_logprob": "log-prob of the other completion; of a loss that averages, per token",
     "drift": "log π − log π_ref of the preferred completion, per token",
+    "tokens": "tokens of the step's completions",
     "gradient_norm": "norm of the gradient before clipping",
     "learning_rate": "learning rate of the step",
 }

@@ -22,7 +22,7 @@ from proximo.cli import main
 from proximo.insight.page import overview, server
 from proximo.insight.page.files import KINDS, page_files
 from proximo.insight.page.guarding import POLICY
-from proximo.insight.page.overview import Runs
+from proximo.insight.page.overview import Runs, about
 from proximo.losses import Clip
 from proximo.rl.config import EvaluationOptions
 from tests.insight.page.browser import Served, append, served, until, write_run
@@ -292,6 +292,29 @@ def test_a_file_that_would_never_end_is_not_opened(tmp_path):
     os.mkfifo(run / "metrics.jsonl")
     assert lines(run, file="metrics")[1] == []
     assert Runs(tmp_path).listed()["runs"][0]["step"] is None
+
+
+STAGES = {
+    "sft": ("dynamic = false\n[fit]\nepochs = 1.0\n", {}),
+    "dpo": ('[loss]\ntype = "Dpo"\nbeta = 0.1\n[fit]\nepochs = 1.0\n', {"held_out/accuracy": 0.75}),
+    "reward-model": ("[loss]\ncentring = 0.0\n[fit]\nepochs = 1.0\n", {"held_out/accuracy": 0.75}),
+}
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_run_on_a_file_is_named_and_its_accuracy_is_one_of_pairs(stage, tmp_path):
+    settings, more = STAGES[stage]
+    rows = [{"step": 1, "loss": 0.5, "tokens": 9.0}, {"step": 1, "held_out/loss": 0.25, **more}]
+    write_run(tmp_path / "a", rows, state="finished")
+    (tmp_path / "a" / "config.toml").write_text(settings)
+    runs = Runs(tmp_path)
+    [listed] = runs.listed()["runs"]
+    assert (listed["stage"], listed["outcome"], listed["held_out"]) == (stage, None, None)
+    assert (listed["held_out_loss"], listed["held_out_pairs"]) == (0.25, more.get("held_out/accuracy"))
+    told = about(runs.named("a"), {})
+    assert told["stage"] == stage
+    assert set(told["meanings"]) == {"loss", "tokens", "held_out/loss", *more}
+    assert "pairs" in told["meanings"].get("held_out/accuracy", "pairs")
 
 
 def test_the_list_says_how_far_runs_are(tmp_path):

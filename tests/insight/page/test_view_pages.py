@@ -450,9 +450,24 @@ def test_numbers_of_other_stages_are_drawn_as_they_are(window, tmp_path):
     (run / "config.toml").write_text("[fit]\nepochs = 1.0\n")
     page = window.serve(tmp_path)
     charts = opened(window, page, "all:loss")
+    assert "sft" in (about := window.page.inner_text("li.run .about"))
+    assert "None" not in about
+    assert window.page.inner_text("li.run .last") == "0.5"
+    assert "rollouts" not in window.page.inner_text(".hint")
     assert drawn(charts["all:loss"], "sft", "training") == [(0, 2.0), (1, 1.0), (2, 0.0)]
     assert drawn(charts["all:loss"], "sft", "held out") == [(3, 0.5)]
     assert set(charts) == {"all:loss", "all:gradient norm".replace(" ", "_")}
+
+
+def test_a_dpo_run_is_judged_by_its_pairs(window, tmp_path):
+    """From its first evaluation on, before any step: no empty chart of greedy answers."""
+    first = {"step": 0, "held_out/loss": 0.69, "held_out/accuracy": 0.5}
+    run = write_run(tmp_path / "dpo", [first], state="running")
+    (run / "config.toml").write_text("[loss]\nbeta = 0.1\n[fit]\nepochs = 1.0\n")
+    page = window.serve(tmp_path)
+    charts = opened(window, page, "all:accuracy")
+    assert "held_out" not in charts
+    assert "accuracy of pairs" in window.page.inner_text("[data-chart='all:accuracy']")
 
 
 def test_of_ten_thousand_steps_the_spikes_stay(window, tmp_path):

@@ -19,6 +19,8 @@ import torch
 
 from proximo.algorithms import DAPO, GRPO, SAPO, Algorithm, explain
 from proximo.cli import main
+from proximo.config import toml
+from proximo.data import DataFile
 from proximo.insight.folder import RunFolder
 from proximo.insight.report import gather, render, summary
 from proximo.insight.report.head import duration
@@ -27,6 +29,7 @@ from proximo.insight.report.settings import again, files, size
 from proximo.insight.report.summary import sign_test
 from proximo.losses import Clip, SoftGate
 from proximo.runs.rollouts import write_rollouts
+from proximo.supervised.dpo import DpoConfig
 from tests import ROOT
 from tests.insight.page.browser import append, rows, write_run
 
@@ -403,6 +406,16 @@ def test_a_stage_has_a_report_of_its_own_metrics(tmp_path):
     assert "sft · tiny-arithmetic" in made.texts[""]
     assert f"proximo sft {folder}/config.toml --run {folder}-again" in made.texts["how-to-repeat-it"]
     assert "[fit]" in made.texts["configuration"]
+
+
+def test_the_accuracy_of_pairs_has_no_chart_of_answers(tmp_path):
+    ends = [{"step": step, "held_out/loss": 0.5, "held_out/accuracy": share} for step, share in ((0, 0.0), (1, 0.75))]
+    folder = write_run(tmp_path / "dpo", [ends[0], {"step": 1, "loss": 0.5, "chosen_reward": 1.0}, ends[1]])
+    (folder / "config.toml").write_text(toml.dumps(DpoConfig(DataFile("pairs.jsonl"))))
+    page = render(gather(RunFolder(folder)))
+    assert "Held-out pairs ordered rightly: 0.0% before, 75.0% after." in page
+    assert "greedy" not in page
+    assert {"accuracy of pairs", "chosen reward"} <= set(charts(folder))
 
 
 # Configuration and repetition

@@ -13,8 +13,9 @@ from proximo.system.safe_text import visible
 
 USAGE = """usage: proximo runs [DIR] [--json]
 
-List the runs below a folder (default: runs), newest first: state, step, held-out score, algorithm and model. It only
-reads, and executes nothing that a run names.
+List the runs below a folder (default: runs), newest first: state, step, held-out score, algorithm and model. Of sft,
+dpo and reward-model the held-out loss, and the share of held-out pairs that are ordered rightly. It only reads, and
+executes nothing that a run names.
 
 --json           print the list as JSON on stdout
 
@@ -59,12 +60,19 @@ def _row(listed: dict[str, Any]) -> list[str]:
         str(listed["name"]),
         listed["state"],
         "-" if step is None else f"{step}/{steps}" if steps is not None else str(step),
-        _score(listed["held_out"], is_share=True),
+        _of_stage(listed) if listed["stage"] else _score(listed["held_out"], is_share=True),
         _score(listed["outcome"], is_share=listed["is_share"]),
-        str(listed["algorithm"]),
+        str(listed["stage"] or listed["algorithm"] or "-"),
         str(listed["model"] or ""),
         started,
     ]
+
+
+def _of_stage(listed: dict[str, Any]) -> str:
+    """Held-out values of a run that trains on a file. Its accuracy is one of pairs, not of answers."""
+    loss, pairs = listed["held_out_loss"], listed["held_out_pairs"]
+    of_pairs = "" if pairs is None else f", {_score(pairs, is_share=True)} of pairs"
+    return "-" if loss is None else f"loss {_score(loss, is_share=False)}{of_pairs}"
 
 
 def _score(value: object, *, is_share: bool) -> str:

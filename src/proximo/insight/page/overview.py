@@ -117,6 +117,7 @@ def summary(run: RunFolder) -> dict[str, Any]:
     last, settings = _last_of(ends), _settings(run.config_text)
     attempts = [each for each in _list(run.record.get("attempts")) if isinstance(each, dict)]
     after = (run.result or {}).get("after")
+    stage, accuracy = _stage(settings), last.get("held_out/accuracy")
     return {
         "algorithm": algorithm(run)["name"],
         "model": settings.get("model"),
@@ -124,11 +125,24 @@ def summary(run: RunFolder) -> dict[str, Any]:
         "steps": settings.get("steps"),
         "outcome": last.get("outcome"),
         "is_share": _is_share(ends),
-        "held_out": after.get("accuracy") if isinstance(after, dict) else last.get("held_out/accuracy"),
+        "held_out": None if stage else after.get("accuracy") if isinstance(after, dict) else accuracy,
+        "stage": stage,
+        "held_out_loss": last.get("held_out/loss") if stage else None,
+        "held_out_pairs": accuracy if stage else None,
         "started": attempts[0].get("started") if attempts else None,
         "seed": settings.get("seed"),
         "arm": _arm(settings),
     }
+
+
+def _stage(settings: Mapping[str, Any]) -> str | None:
+    """The command of a run that trains on a file, told by the fields of its config; None for reinforcement learning,
+    and where the config cannot be read."""
+    if not any(name.startswith("fit.") for name in settings):
+        return None
+    if "loss.centring" in settings:
+        return "reward-model"
+    return "dpo" if any(name.startswith("loss.") for name in settings) else "sft"
 
 
 def _arm(settings: Mapping[str, Any]) -> str | None:
@@ -203,13 +217,15 @@ def about(run: RunFolder, query: Mapping[str, str]) -> dict[str, Any]:
     record, result = run.record, run.result or {}
     versions = ("version", "source", "python", "torch", "transformers", "processor", "machine")
     settings = _settings(run.config_text)
-    says = stage_meaning if any(name.startswith("fit.") for name in settings) else meaning
+    stage = _stage(settings)
+    says = meaning if stage is None else stage_meaning
     return {
         "state": run.state,
         "config": run.config_text[:MAX_TEXT],
         "settings": {name: choice(value) for name, value in settings.items()},
         "cap": settings.get("sampling.max_tokens"),
         "algorithm": algorithm(run),
+        "stage": stage,
         "command": record.get("argv"),
         "versions": {name: record[name] for name in versions if record.get(name)},
         "attempts": record.get("attempts"),

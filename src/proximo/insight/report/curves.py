@@ -16,6 +16,10 @@ MAX_PARTS = 24
 """Maximum number of charts of a stage, and of parts of a reward, whose names are not known here."""
 
 
+OF_PAIRS = "accuracy of pairs"
+"""What stages log as accuracy."""
+
+
 @dataclass(frozen=True)
 class Chart:
     title: str
@@ -74,9 +78,14 @@ def _of_stage(details: RunDetails) -> list[Chart]:
     names = dict.fromkeys(chain.from_iterable([*details.training, *details.evaluations]))
     known = [name for name in names if not name.startswith("held_out/") and name != "step"]
     return [
-        Chart(name, [Series("training", details.curve(name)), Series("held-out", _evaluated(details, name))])
+        Chart(_titled(name), [Series("training", details.curve(name)), Series("held-out", _evaluated(details, name))])
         for name in known[:MAX_PARTS]
     ]
+
+
+def _titled(name: str) -> str:
+    """Example: _titled("chosen_reward") == "chosen reward"."""
+    return OF_PAIRS if name == "accuracy" else name.replace("_", " ")
 
 
 def _outcome(details: RunDetails) -> Chart:

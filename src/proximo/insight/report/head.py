@@ -65,10 +65,13 @@ def _standing(details: RunDetails) -> str:
 
 
 def _result(details: RunDetails) -> str:
-    """Held-out results before and after, with the sign test."""
+    """Held-out results before and after, with the sign test; of pairs the share alone, which has no interval."""
     before, after = (_Shares.of(row) for row in first_and_last(details))
     if before is None or after is None:
         return ""
+    if details.is_stage:
+        sentence = f"Held-out pairs ordered rightly: {before.accuracy:.1%} before, {after.accuracy:.1%} after."
+        return f'<div class="result"><p>{text(sentence)}</p></div>\n'
     better, worse = changes(details.pairs)
     verdict = ""
     if better or worse:

@@ -69,6 +69,11 @@ class RunDetails:
         return self._loaded[1]
 
     @property
+    def is_stage(self) -> bool:
+        """True for a run that trains on a file: its accuracy is one of pairs."""
+        return isinstance(self._loaded[0], tuple(kind for kind, _ in STAGES))
+
+    @property
     def unavailable(self) -> dict[str, str]:
         """Classes that the config names and that are not loaded, with the reason: then there is no config but text."""
         return {} if self._loaded[0] is not None else self.run.unavailable

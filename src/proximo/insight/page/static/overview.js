@@ -20,10 +20,10 @@ export class ChartPage {
     this.empty = element("p", { class: "faint" });
     this.said = element("p", { class: "unseen", "aria-live": "polite" });
     this.unfolded = new Set();
-    const hint = "Click: open a step's rollouts. Drag: zoom in; Esc: zoom out. All keys: ?";
+    this.hint = element("p", { class: "faint hint" });
     const whole = element("button", { type: "button", class: "whole", hidden: true }, "show the whole run");
     this.timeline = new Timeline();
-    main.replaceChildren(this.lead, this.figures, this.timeline.node, whole, this.grid, this.flat, this.empty, element("p", { class: "faint hint" }, hint), this.said);
+    main.replaceChildren(this.lead, this.figures, this.timeline.node, whole, this.grid, this.flat, this.empty, this.hint, this.said);
     this.charts = new Charts(this.grid, whole, onOpen);
     this.charts.onSaid = (text) => (this.said.textContent = text);
   }
@@ -41,6 +41,7 @@ export class ChartPage {
     this.figures.hidden = !this.figures.childElementCount;
     this.showFlat(flat);
     this.timeline.show(tab === "performance" ? runs : []);
+    this.hint.textContent = `${runs.length && runs.every(({ run }) => run.about?.stage) ? "" : "Click: open a step's rollouts. "}Drag: zoom in; Esc: zoom out. All keys: ?`;
     this.empty.textContent = specs.length ? "" : this.reason(runs, placed, axis);
     this.charts.show(drawn, axis, rangeOf(specs));
     rove(this.grid, ".plot");

@@ -106,11 +106,13 @@ export function everyPanel(runs) {
   names.delete("step");
   const plain = [...new Set([...names].map((name) => name.replace(/^held_out\//, "")))];
   const meaning = (name) => runs.map((run) => run.about?.meanings[name] ?? run.about?.meanings[`held_out/${name}`]).find(Boolean);
+  const isOfPairs = (name) => name === "accuracy" && runs.every((run) => !isRun(run));
   return plain.map((name) => ({
-    id: `all:${name}`, title: name.replaceAll("_", " "), note: meaning(name),
+    id: `all:${name}`, title: isOfPairs(name) ? "accuracy of pairs" : name.replaceAll("_", " "), unit: isOfPairs(name) ? "share" : undefined, note: meaning(name),
     lines: [...(names.has(name) ? [line("training", name)] : []), ...(names.has(`held_out/${name}`) ? [line("held out", `held_out/${name}`, { from: "evaluated" })] : [])],
   }));
 }
 
 /** Whether this is a reinforcement-learning run; stages write other metrics. */
-export const isRun = (run) => some(run.trained.slice(0, 5), (row) => "outcome" in row || "reward" in row) || !run.trained.length;
+export const isRun = (run) => !run.about?.stage && hasScores(run);
+const hasScores = (run) => some(run.trained.slice(0, 5), (row) => "outcome" in row || "reward" in row) || !run.trained.length;

@@ -58,10 +58,10 @@ export class RunList {
     box.checked = Boolean(own);
     if (own) box.style.accentColor = `var(--${own.shade})`;
     const only = element("button", { type: "button", class: "name", title: `show only ${label}`, "data-key": `only ${run.name}`, onclick: () => (this.unfold(false), this.go({ run: [run.name], step: null })) }, own ? dot(own.shade) : null, quoted(oneLine(short)));
-    const far = [run.algorithm, known(run.steps) ? `${run.step ?? 0} of ${run.steps}` : known(run.step) ? `${run.step} step${run.step === 1 ? "" : "s"}` : null, run.fork && `from ${oneLine(run.fork.run)} at ${run.fork.step}`, run.error && oneLine(run.error)];
+    const far = [run.stage ?? run.algorithm, known(run.steps) ? `${run.step ?? 0} of ${run.steps}` : known(run.step) ? `${run.step} step${run.step === 1 ? "" : "s"}` : null, run.fork && `from ${oneLine(run.fork.run)} at ${run.fork.step}`, run.error && oneLine(run.error)];
     return element(
       "li", { class: `run ${run.state}${own ? " chosen" : ""}`, "data-run": run.name },
-      element("label", { class: "tick" }, box), only, element("span", { class: "last", title: "task score of the last step" }, known(run.outcome) ? withUnit(run.outcome, run.is_share ? "share" : undefined) : ""),
+      element("label", { class: "tick" }, box), only, lastValue(run),
       element("span", { class: "about", title: far.filter(Boolean).join(" · ") }, element("i", { class: `state ${run.state}`, title: run.state }), [run.state, ...far].filter(Boolean).join(" · ")), bar(run),
     );
   }
@@ -98,6 +98,12 @@ function namesIn(runs) {
     inside.forEach((run, place) => found.set(run.name, short.get(names[place])));
   }
   return found;
+}
+
+/** The value beside a run's name: what its kind of training is judged by. */
+function lastValue(run) {
+  const [value, unit, title] = run.stage ? [run.held_out_loss, undefined, "held-out loss"] : [run.outcome, run.is_share ? "share" : undefined, "task score of the last step"];
+  return element("span", { class: "last", title }, known(value) ? withUnit(value, unit) : "");
 }
 
 /** Progress bar of an unfinished run. */
