@@ -20,6 +20,7 @@ from proximo.processes.sandbox import Limits
 from proximo.rewards import ExactMatch, FormatReward, MathVerify, PythonFunction
 from proximo.rl.config import AheadOptions, EvaluationOptions, ValueOptions
 from proximo.rl.reward_config import RewardMix, RewardModel, WeightedRule
+from proximo.rl.schedules import Constant
 from proximo.samplers.mismatched import Mismatched
 from proximo.samplers.sampler import SamplingOptions
 from proximo.tasks import Arithmetic, Chain, Code, Countdown, Echo, File, Guessing, Gym, Sorting
@@ -54,6 +55,7 @@ def _runs(folder: Path) -> list[Trial]:
         *several(grpo, "training", groups=4, group_size=3, minibatches=1, epochs=1, learning_rate=1e-5,
                   weight_decay=0.5, adam_beta1=0.5, adam_beta2=0.5, adam_epsilon=0.01, max_gradient_norm=0.01),
         *several(grpo, "training", adam_moments="8bit", learning_rate_schedule="linear"),
+        Trial(grpo, "schedules", {"sampling.temperature": Constant(0.5)}),
         *several(longer, "training", warmup_steps=0, reset_reference_every=None),
         *several(dapo, "training", refill="same_prompt", refill_rounds=1, refill_tokens=1),
         *several(spiky, "training", skip_spikes=None, max_skipped=1),

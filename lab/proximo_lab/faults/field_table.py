@@ -40,7 +40,16 @@ FLEET = "where completions are sampled, not what; tests/samplers/engines and `ma
 IN_FLIGHT = "a run in flight does not repeat, so its numbers cannot be compared; tests/rl/async_sampling has such runs"
 GIVEN = "a function given in Python, which a config file only names; tests/api has it"
 JUDGE = "of a judge behind a server; tests/rewards/test_judges.py has one, and the family `judges` breaks it"
+SCHEDULED = "the numbers of a schedule; the table of schedules is tried, and tests/rl/test_schedules.py has the numbers"
+MEASURED = "it measures, and changes no number of training; tests/rewards/test_metrics.py has what it gives"
 LISTED = {
+    **dict.fromkeys(("Constant.value", "Piecewise.numbers", "Piecewise.at", "PythonSchedule.path"), SCHEDULED),
+    **dict.fromkeys(
+        (f"{kind}.{name}" for kind in ("Linear", "Cosine") for name in ("start", "end", "steps")), SCHEDULED
+    ),
+    **dict.fromkeys(("RunConfig.metrics", "PythonMetric.path", "GivenMetric.name", "GivenMetric.code"), MEASURED),
+    "PythonMetric.seconds": LIMIT,
+    "PythonMetric.memory_mb": LIMIT,
     "RunConfig.device": "there is one kind of device here",
     "MultiTurn.seconds": LIMIT,
     "MultiTurn.memory_mb": LIMIT,
