@@ -55,6 +55,12 @@ CONFIG = "a RunConfig, such as replace(proximo.presets.ARITHMETIC, steps=20)"
 """Description of a config, for errors."""
 Model = RunConfig | str | Path
 """A whole config, or a model whose config is chosen: its folder, hub id or name."""
+Fields = Mapping[str, Any]
+"""Values by the names of the config's fields."""
+Schedules = Mapping[str, Changing]
+"""Schedules by the fields or words that follow them."""
+Metrics = Given | Sequence[Given]
+"""One or several functions that measure each step."""
 STARTING_CONFIG = replace(START, task=ARITHMETIC.task)
 """Config from which that for a model and data starts: a model alone is trained on the demo's task."""
 CHANGED = "`proximo.config_for` gives the config, and `dataclasses.replace` changes it"
@@ -64,7 +70,7 @@ COMPILING = "compiling for this GPU: the first evaluation and the first update t
 
 def train(
     model: "Model",
-    run: PathLike | None = None,
+    run: "PathLike | None" = None,
     *,
     data: Any = None,
     evaluation_data: Any = (),
@@ -73,21 +79,21 @@ def train(
     environment: Any = None,
     tools: "Sequence[Tool]" = (),
     max_turns: int | None = None,
-    algorithm: Algorithm | str | None = None,
+    algorithm: "Algorithm | str | None" = None,
     steps: int | None = None,
     log: "Log | None" = None,
     on_step: "OnStep | None" = None,
     track: "str | Sequence[str]" = (),
     notify: str | None = None,
     resume: bool = True,
-    allow_change: Sequence[str] = (),
+    allow_change: "Sequence[str]" = (),
     accept_lost_rows: bool = False,
     quiet: bool = False,
-    schedules: "Mapping[str, Changing] | None" = None,
-    metrics: "Given | Sequence[Given] | None" = None,
-    settings: "Mapping[str, Any] | None" = None,
+    schedules: "Schedules | None" = None,
+    metrics: "Metrics | None" = None,
+    settings: "Fields | None" = None,
     **words: "Unpack[Settings]",
-) -> TrainedRun:
+) -> "TrainedRun":
     """Train a model by reinforcement learning; what `proximo train` does. The same call with the same folder resumes.
 
     model             a folder, a hub id or the name of a model that ships; or a whole RunConfig
@@ -222,9 +228,9 @@ def config_for(
     steps: int | None = None,
     adapter: Lora | None = None,
     quiet: bool = False,
-    schedules: "Mapping[str, Changing] | None" = None,
-    metrics: "Given | Sequence[Given] | None" = None,
-    settings: "Mapping[str, Any] | None" = None,
+    schedules: "Schedules | None" = None,
+    metrics: "Metrics | None" = None,
+    settings: "Fields | None" = None,
     **words: "Unpack[Settings]",
 ) -> RunConfig:
     """The config that `proximo.train` chooses for a model and data, to look at or to change before training.
