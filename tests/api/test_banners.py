@@ -17,6 +17,7 @@ from proximo.rl.config import RunConfig
 from proximo.rl.preflight.calibration import Calibration
 from proximo.rl.preflight.preflight import rehearse
 from proximo.rl.preflight.prompts import PromptLengths
+from proximo.rl.schedules import Linear
 from proximo.runs.banner import banner
 from proximo.tasks import File
 
@@ -60,6 +61,12 @@ def test_the_demo_in_lines():
     assert "150 steps " in lines["memory, time"]
     assert lines["chosen"] == "for this model and data, a flag changes each: learning_rate, batch"
     assert lines["environment"] == ""
+
+
+def test_numbers_that_follow_a_schedule_are_said_with_their_ends():
+    assert lines_of(ARITHMETIC)["schedules"] == ""
+    config = replace(ARITHMETIC, steps=5, schedules={"algorithm.gate.high": Linear(0.28, 0.2)})
+    assert lines_of(config)["schedules"] == "algorithm.gate.high 0.28 at step 1, 0.2 at 5"
 
 
 def test_a_templates_special_tokens_are_seen_and_a_files_text_is_inert(templated: str, tmp_path: Path):

@@ -23,6 +23,7 @@ from proximo.rl.preflight.estimate import MemoryEstimate, batch_lines, memory, s
 from proximo.rl.preflight.preflight import Preflight
 from proximo.rl.preflight.prompts import PromptLengths, RenderedPrompt, prompt_lengths, rendered_prompt
 from proximo.rl.progress import prompt_text
+from proximo.rl.step_numbers import PREFIX, StepNumbers
 from proximo.runs.banner import BannerLine, banner, folder_lines
 from proximo.runs.pace import duration
 from proximo.system.safe_text import counted, quoted
@@ -77,6 +78,7 @@ def run_lines(
     return [
         ("model", f"{config.model}: {plan.held.lines[0]}; {_precision(config)}"),
         ("algorithm", explain.in_words(config.algorithm)),
+        ("schedules", _schedules(checked.numbers, config.steps)),
         ("data", data_words(config.task, checked.left_out)),
         ("environment", _environment(config.environment)),
         *prompt_lines(rendered_prompt(config, checked.tokenizer), plan.lengths, checked.path),
@@ -125,6 +127,14 @@ def _sampling(config: EvalConfig) -> str:
     )
     more = f" for accuracy, and {k} times at {drawn} for mean@{k} and pass@{k}" if k else ""
     return f"once greedily{more}, {limit}{stop}"
+
+
+def _schedules(numbers: StepNumbers, steps: int) -> str:
+    """First and last value of each number that follows a schedule."""
+    first, last = numbers.logged(0), numbers.logged(steps - 1)
+    return "; ".join(
+        f"{name.removeprefix(PREFIX)} {first[name]:g} at step 1, {last[name]:g} at {steps}" for name in first
+    )
 
 
 def _environment(environment: EnvironmentOptions) -> str:
