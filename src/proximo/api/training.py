@@ -89,7 +89,7 @@ def train(
 
     model             a folder, a hub id or the name of a model that ships; or a whole RunConfig
     run               the run folder; None: runs/ALGORITHM-DATE
-    data, evaluation_data   a path, hub id, dicts, DataFrame, Dataset or task; a tenth is held out for want of the latter
+    data, evaluation_data   a path, hub id, dicts, DataFrame, Dataset or task; without the latter a tenth is held out
     reward, rewards   f(prompts, completions, **columns), or as verl or verifiers call it; a list of f or (f, weight)
     environment       a class with reset(problem) and step(reply), or "file.py:Name"; tools, max_turns
     algorithm         "grpo", "dapo", ..., or a value such as proximo.DAPO
