@@ -98,8 +98,7 @@ def train(
 
     model             a folder, a hub id or the name of a model that ships; or a whole RunConfig
     run               the run folder; None: runs/ALGORITHM-DATE
-    data              a path, a hub id, a list of dicts, a dict of columns, a DataFrame, a Dataset, or a task
-    evaluation_data   likewise; without it a tenth of the prompts is held out
+    data, evaluation_data   a path, hub id, dicts, DataFrame, Dataset or task; without the latter a tenth is held out
     reward, rewards   f(prompts, completions, **columns), or as verl or verifiers call it; a list of f or (f, weight)
     environment       a class with reset(problem) and step(reply), or "file.py:Name"; tools, max_turns
     algorithm         "grpo", "dapo", ..., or a value such as proximo.DAPO
@@ -109,14 +108,10 @@ def train(
     settings          any other field by its name: {"training.minibatches": 2}
     schedules         numbers that change: {"algorithm.gate.high": proximo.linear(0.28, 0.2)}, or f(step, steps)
     metrics           f(prompts, completions, **columns), or several, measure each step: a list of numbers, or a dict
-    log               called with each step's metrics, a dict with "step" in it: log=print, log=wandb.log
-    on_step           called as on_step(step, metrics); True ends the run there, saved and evaluated
-    track             wandb, trackio, tensorboard, mlflow or file.py:Name, one or several
-    notify            a webhook that is told how the run ends: Slack, Discord, ntfy; None: $PROXIMO_NOTIFY; "": none
-    resume            False: refuse a folder that is not empty
-    allow_change      fields that may differ from how the run in the folder began, such as ["steps"]
-    accept_lost_rows  resume although metrics.jsonl or ledger.jsonl has lost rows
-    quiet             no lines on stderr, which say what will be trained, why so, and how far it is
+    log, on_step      called after each step: log(metrics) with "step" among them, on_step(step, metrics); True ends it
+    track, notify     wandb, trackio, tensorboard, mlflow, file.py:Name; a webhook ("": none, None: $PROXIMO_NOTIFY)
+    resume, quiet     False: refuse a folder that is not empty; no lines on stderr, of what is trained, why, how far
+    allow_change, accept_lost_rows   on resume: fields that differ from the run's, ["steps"]; go on with lost log rows
 
     Ctrl-C saves the run. ValueError says in a line what cannot be run, before a model is loaded where possible.
 

@@ -44,7 +44,7 @@ class Constant:
 
 @dataclass(frozen=True)
 class Linear:
-    """From one number to another in equal parts: the first step has `start`, the last has `end`.
+    """Way from one number to another in equal parts: the first step has `start`, the last has `end`.
 
     Example: Linear(0.0, 1.0).values(5) == [0.0, 0.25, 0.5, 0.75, 1.0]
     """
@@ -69,7 +69,7 @@ class Linear:
 
 @dataclass(frozen=True)
 class Cosine:
-    """From one number to another as half a cosine, slowly at both ends.
+    """Way from one number to another as half a cosine, slowly at both ends.
 
     Example: Cosine(1.0, 0.0).values(3) == [1.0, 0.5, 0.0]
     """
