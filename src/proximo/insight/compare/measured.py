@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 from proximo.insight.compare.plan import RunJob
 from proximo.insight.report.run_details import Row, RunDetails, is_number, phases, real
 from proximo.losses.arithmetic import count_of
+from proximo.rewards.metrics import PREFIX
 from proximo.rl.evaluate import known_mean
 from proximo.runs.health.history import idle
 from proximo.runs.rollout_files import read_columns
@@ -195,6 +196,15 @@ MEASURES = (
     Measure("held_back", "clipped", "share of the gradient", False, _held_back),
     Measure("idle", "wasted samples", "share", False, _idle),
 )
+
+
+def measures_among(names: Iterable[str]) -> list[Measure]:
+    """The measures, and those of the users' own functions among these names of metrics.
+
+    Example: [each.title for each in measures_among(["loss", "user/digits"])][-1] == "digits"
+    """
+    added = sorted({name for name in names if name.startswith(PREFIX)})
+    return [*MEASURES, *(Measure(name, name.removeprefix(PREFIX), "", False, _metric(name)) for name in added)]
 
 
 def by_seed(runs: Iterable[MeasuredRun], of: Callable[[MeasuredRun], float | None]) -> dict[int, float]:

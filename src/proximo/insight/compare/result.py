@@ -8,7 +8,7 @@ from typing import Any, Literal
 from proximo.algorithms import explain
 from proximo.config import toml
 from proximo.insight.compare.fairness import FairnessCheck, checks, first_difference, fork_checks
-from proximo.insight.compare.measured import MEASURES, MeasuredRun, by_seed
+from proximo.insight.compare.measured import MeasuredRun, by_seed, measures_among
 from proximo.insight.compare.page.curves import HELD_OUT, ComparisonCurve, all_curves
 from proximo.insight.compare.paired import Difference, answer_difference, seed_difference, step_difference
 from proximo.insight.compare.plan import Budget, ComparisonPlan, Contender
@@ -197,7 +197,7 @@ def _differences(
 ) -> list[Difference]:
     ours, theirs = ({run.seed: run.answers for run in each} for each in (runs, first))
     differences = [answer_difference(name, HELD_OUT, ours, theirs)]
-    for measure in MEASURES:
+    for measure in measures_among(name for run in runs for row in run.training for name in row):
         if by_step:
             steps = [
                 {run.seed: {at: value for at, _, value in run.curve(measure)} for run in each} for each in (runs, first)

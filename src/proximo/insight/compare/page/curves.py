@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from proximo.insight.compare.measured import MEASURES, MeasuredRun, Point
+from proximo.insight.compare.measured import MeasuredRun, Point, measures_among
 from proximo.losses.intervals import half_width
 from proximo.rl.evaluate import known_mean
 
@@ -35,7 +35,8 @@ def all_curves(runs: Mapping[str, Sequence[MeasuredRun]]) -> list[ComparisonCurv
     steps = max((run.details.steps_done for each in runs.values() for run in each), default=1)
     width = math.ceil(max(steps, 1) / BINS)
     curves = []
-    for measure in (None, *MEASURES):
+    names = (name for each in runs.values() for run in each for row in run.training for name in row)
+    for measure in (None, *measures_among(names)):
         for axis in AXES:
             for name, each in runs.items():
                 if measure is None:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from proximo.insight.charts.drawing import Series
-from proximo.insight.compare.measured import MEASURES
+from proximo.insight.compare.measured import measures_among
 from proximo.insight.compare.page.curves import AXES, HELD_OUT, ComparisonCurve
 from proximo.insight.compare.page.report_parts import Block, CodeBlock, ReportChart, ReportTable
 from proximo.insight.compare.page.verdicts import share, signed
@@ -25,7 +25,7 @@ def curves(result: ComparisonResult) -> list[Block]:
     """Each measure along steps and along tokens; in the text version the first one as numbers."""
     titles = {
         HELD_OUT: (f"held-out {result.measure_title}", "greedy"),
-        **{each.key: (each.title, each.unit) for each in MEASURES},
+        **{each.key: (each.title, each.unit) for each in measures_among(each.measure for each in result.curves)},
     }
     charts: list[Block] = []
     for key, (title, unit) in titles.items():
@@ -64,7 +64,7 @@ def _numbers(result: ComparisonResult, curves: Sequence[ComparisonCurve]) -> Rep
 def way(result: ComparisonResult) -> list[Block]:
     """All measures but the held-out task score; they are higher or lower, not better."""
     rows, forked = [], result.forked is not None
-    for measure in MEASURES:
+    for measure in measures_among(each.measure for each in result.differences):
         label = f"{measure.title}, mean from the fork on" if forked else measure.label
         for difference in (each for each in result.differences if each.measure == measure.key):
             interval = " to ".join(signed(end, ".3g") for end in difference.interval or ()) or "–"
