@@ -83,7 +83,7 @@ pages: .venv/.ready
 	$(BIN)/python -c "from proximo_lab.studies.verdicts import write_verdicts; write_verdicts()"
 	$(BIN)/python docs/tables.py
 
-# Builds site/, the documentation as web pages that need nothing from elsewhere; a broken link fails. About 20 s.
+# Builds site/, the documentation as web pages that need nothing from elsewhere; a broken link fails. About 30 s.
 docs: .venv/.docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo site/index.html

@@ -135,7 +135,7 @@ def test_the_guide_names_what_a_piece_may_have(kind: type[Traits]):
 @pytest.mark.slow("plans a model on four cards")
 def test_the_table_of_hardware_is_what_the_plan_says():
     page = (ROOT / "docs/guides/memory.md").read_text()
-    rows = list(runpy.run_path(str(ROOT / "docs/tables.py"))["hardware"]("1.7B"))
+    rows = list(runpy.run_path(str(ROOT / "docs/hardware_table.py"))["hardware"]("1.7B"))
     assert len(rows) == 3
     assert [row for row in rows if f"{row}\n" not in page] == []
 
