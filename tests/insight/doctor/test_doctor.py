@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -407,7 +408,7 @@ def test_the_installation(measured, tmp_path, monkeypatch, capsys):
     found = json.loads(capsys.readouterr().out)
     assert found["ok"]
     parts = {part["name"]: part for part in found["parts"]}
-    assert {"python", "torch", "transformers", "CPU", "GPU", "sandbox", "writing", "disk"} < set(parts)
+    assert {"python", "torch", "transformers", "CPU", "GPU", "sandbox", "writing", "downloads", "disk"} < set(parts)
     assert {f"extra {extra.name}" for extra in EXTRAS} < set(parts)
     assert "1 thread for small models, 4 threads without oneDNN for large ones" in parts["CPU"]["detail"]
     assert "float32 100 GFLOP/s, bfloat16 7 GFLOP/s" in parts["CPU"]["detail"]
@@ -456,3 +457,14 @@ def test_a_folder_that_cannot_be_written(measured, tmp_path, monkeypatch):
     parts = {part.name: part for part in installation.installation(tmp_path / "not" / "there")}
     assert parts["writing"].standing == "problem"
     assert f"not into {tmp_path}, Read-only file system" in parts["writing"].detail
+    assert parts["downloads"].standing == "absent"
+    assert "set HF_HOME" in parts["downloads"].detail
+
+
+def test_versions_that_were_not_tested_are_remarked_on():
+    pinned = dict(re.findall(r"^(torch|transformers)==(.+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE))
+    assert all(pinned[name] in versions for name, versions in installation.TESTED.items())
+    tested = installation._held("torch", "2.13.0+cpu", "<3,>=2.10", "")
+    other = installation._held("torch", "2.11.0", "<3,>=2.10", "")
+    assert tested.detail == "2.13.0+cpu (<3,>=2.10)"
+    assert (other.standing, other.detail) == ("ok", "2.11.0 (<3,>=2.10; tested with 2.13.0 and 2.15.0)")

@@ -5,13 +5,14 @@ import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, metadata, requires, version
 from pathlib import Path
 from typing import Literal
 
 import torch
+from huggingface_hub.constants import HF_HUB_CACHE
 
 from proximo.models.shipped import smollm
 from proximo.processes.sandbox import NoSandbox, Sandbox
@@ -22,6 +23,8 @@ from proximo.system import machine
 Standing = Literal["ok", "absent", "problem"]
 """Absent: missing but not needed by every run. Problem: runs will or may fail."""
 CORE = ("torch", "transformers", "tokenizers", "safetensors", "pyarrow", "numpy")
+TESTED = {"torch": ("2.13.0", "2.15.0"), "transformers": ("5.23.0",)}
+"""Versions that the test suite passed with, of what changes most; a range allows more."""
 LEAST_FREE = 2 * 2**30
 """Free bytes below which a disk counts as full: one checkpoint of a small real model."""
 
@@ -81,7 +84,9 @@ def installation(folder: Path) -> list[Part]:
         _accelerator(),
         *(_extra(extra, ranges) for extra in EXTRAS),
         _sandbox(),
-        *_disk(folder),
+        _written("writing", folder, "problem", "choose another run folder"),
+        _written("downloads", Path(HF_HUB_CACHE), "absent", "set HF_HOME to a folder of your own"),
+        _disk(folder),
     ]
 
 
@@ -108,8 +113,15 @@ def _package(name: str, ranges: dict[str, str]) -> Part:
 def _held(name: str, installed: str, wanted: str, remedy: str) -> Part:
     """Compare a version with its range."""
     if is_within(installed, wanted):
-        return Part(name, "ok", f"{installed} ({wanted})" if wanted else installed)
+        notes = [*([wanted] if wanted else []), *([tested] if (tested := _tested(name, installed)) else [])]
+        return Part(name, "ok", f"{installed} ({'; '.join(notes)})" if notes else installed)
     return Part(name, "problem", f"{installed}, required is {wanted}: {remedy}")
+
+
+def _tested(name: str, installed: str) -> str:
+    """Remark on a version that the test suite was not run with; empty for others."""
+    known = TESTED.get(name, ())
+    return f"tested with {' and '.join(known)}" if known and installed.partition("+")[0] not in known else ""
 
 
 def _extra(extra: Extra, ranges: dict[str, str]) -> Part:
@@ -192,15 +204,23 @@ def _sandbox() -> Part:
     return Part("sandbox", "ok", f"programs written by models can be run{without}")
 
 
-def _disk(folder: Path) -> Iterator[Part]:
-    existing = next(each for each in (folder, *folder.absolute().parents) if each.is_dir())
+def _written(name: str, folder: Path, otherwise: Standing, remedy: str) -> Part:
+    """Whether files can be written into a folder, or into the one that it would be made in."""
+    existing = _existing(folder)
     try:
         with tempfile.NamedTemporaryFile(dir=existing, prefix=".proximo-doctor-"):
-            yield Part("writing", "ok", f"into {existing.absolute()}")
+            return Part(name, "ok", f"into {existing}")
     except OSError as error:
-        yield Part("writing", "problem", f"not into {existing.absolute()}, {error.strerror}: choose another run folder")
-    free = shutil.disk_usage(existing).free
-    yield Part("disk", "ok" if free >= LEAST_FREE else "problem", f"{_gigabytes(free)} free")
+        return Part(name, otherwise, f"not into {existing}, {error.strerror}: {remedy}")
+
+
+def _disk(folder: Path) -> Part:
+    free = shutil.disk_usage(_existing(folder)).free
+    return Part("disk", "ok" if free >= LEAST_FREE else "problem", f"{_gigabytes(free)} free")
+
+
+def _existing(folder: Path) -> Path:
+    return next(each for each in (folder.absolute(), *folder.absolute().parents) if each.is_dir())
 
 
 def _gigabytes(size: int) -> str:
