@@ -285,7 +285,10 @@ EXAMPLES = {
         ["no turn of the conversation is"],
     ),
     "messages of one string": ('{"messages": "1"}\n', ["messages is a text"]),
-    "messages without content": ('{"messages": [{"role": "user"}]}\n', ["messages is", "role and content"]),
+    "messages without content": (
+        '{"messages": [{"role": "user"}]}\n',
+        ["messages[0] has null", "content: give a text"],
+    ),
     "NUL in a completion": (r'{"prompt": "1", "completion": "2\u0000"}', [":1: completion", "NUL"]),
 }
 

@@ -146,12 +146,18 @@ SHAPES: dict[str, tuple[str, bytes, str, str, str]] = {
 }
 
 
+def read(command: str, path: str) -> None:
+    if command == "train":
+        replace(recognise(path)[0], held_out=0.0).size("train")
+    elif command == "sft":
+        prepare(DataFile(path, held_out=0.0), read_examples, TINY)
+    else:
+        prepare(DataFile(path, held_out=0.0), read_rankings, TINY)
+
+
 def refused(command: str, path: str) -> str:
     with pytest.raises(ValueError, match=".") as caught:
-        if command == "train":
-            replace(recognise(path)[0], held_out=0.0).size("train")
-        else:
-            prepare(DataFile(path, held_out=0.0), read_examples if command == "sft" else read_rankings, TINY)
+        read(command, path)
     return str(caught.value)
 
 

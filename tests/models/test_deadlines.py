@@ -17,6 +17,11 @@ class Late(Exception):
     pass
 
 
+def spin() -> None:
+    while True:
+        pass
+
+
 def test_many_deadlines_share_a_thread():
     for _ in range(500):
         with within(10.0, Late):
@@ -26,22 +31,20 @@ def test_many_deadlines_share_a_thread():
 
 def test_a_deadline_that_comes_before_those_that_are_waited_for():
     with within(60.0, Late), pytest.raises(Late), within(0.05, Late):
-        while True:
-            pass
+        spin()
 
 
 def test_each_thread_has_its_own():
     late = []
 
-    def spin() -> None:
+    def wait() -> None:
         try:
             with within(0.05, Late):
-                while True:
-                    pass
+                spin()
         except Late:
             late.append(threading.get_ident())
 
-    threads = [threading.Thread(target=spin) for _ in range(3)]
+    threads = [threading.Thread(target=wait) for _ in range(3)]
     for thread in threads:
         thread.start()
     for thread in threads:

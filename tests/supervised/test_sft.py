@@ -206,6 +206,28 @@ def test_a_conversation_is_learned_turn_by_turn(tmp_path: Path, folder: str):
     assert result.before == {}
 
 
+def test_a_conversation_in_one_row_has_the_loss_and_gradient_of_its_replies_apart():
+    """Turns between replies are read and not learned, so rows of one reply each give the same."""
+    one = Encoded(
+        "x", (5, 6), ((7, 1, 20, 21, 22, 8, 9, 1),), trained=(True, True, False, False, False, True, True, True)
+    )
+    apart = [Encoded("x", (5, 6), ((7, 1),)), Encoded("x", (5, 6, 7, 1, 20, 21, 22), ((8, 9, 1),))]
+    losses, grads, held_out = [], [], []
+    for rows in ([one, RAGGED[0]], [*apart, RAGGED[0]]):
+        model = exact_model()
+        stage = Supervised(model, rows, rows, token_budget=4096)
+        [(loss, metrics)] = stage.losses(range(len(rows)))
+        loss.backward()
+        losses.append((loss.item(), metrics["tokens"]))
+        grads.append(gradients(model))
+        held_out.append(stage.held_out()["loss"])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-9)
+    assert losses[0][1] == 5 + len(RAGGED[0].completions[0])
+    assert held_out[0] == pytest.approx(held_out[1], rel=1e-9)
+    for name, gradient in grads[0].items():
+        torch.testing.assert_close(gradient, grads[1][name], rtol=1e-7, atol=1e-12)
+
+
 # What is refused, before any weights are read.
 
 

@@ -452,7 +452,7 @@ def test_bad_rows_are_reported_all_at_once(tmp_path: Path):
         "4: [1] is not an object with columns: write one object to a ",
         "5: no column 'prompt', only question: set task.prompt_column",
         "6: the prompt is 3: give a text, or a list of messages with ",
-        '7: the prompt is [{"role": "user"}]: give a text, or a list ',
+        "7: prompt[0] has null as its content: give a text",
         "8: no answer in answer, solution, ground_truth, label, and E",
     ]
 

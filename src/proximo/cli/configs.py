@@ -81,6 +81,7 @@ def run_config(
     schedules, metrics = take_schedules(arguments), take_several(arguments, METRICS)
     base, defaults = suited_base(arguments, prog=prog, skip_bad=skip_bad, epochs=epochs)
     config = changed(base, arguments, prog=prog, usage=usage, description=description, help_more=help_more)
+    config = _with_task_read(config, base)
     if epochs is not None and not defaults:  # else they have the steps
         with refusing():
             config = replace(config, steps=steps_of(epochs, config))
@@ -104,10 +105,15 @@ def suited_base(
     base = base_config(arguments, STARTING_CONFIG)
     if asks_for_help(arguments):
         return base, []
-    asked = _skipping(read_flags(base, arguments, prog=prog)[0], skip_bad)
+    asked = _skipping(_with_task_read(read_flags(base, arguments, prog=prog)[0], base), skip_bad)
     with refusing():
         defaults = defaults_for(asked, traits_of(asked), epochs)
     return with_defaults(base, defaults), defaults
+
+
+def _with_task_read(config: RunConfig, base: RunConfig) -> RunConfig:
+    """The config with the base's own task, where it is equal: that one keeps the problems that it has read."""
+    return replace(config, task=base.task) if config.task == base.task else config
 
 
 def _names_own(arguments: Sequence[str]) -> bool:

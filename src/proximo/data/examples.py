@@ -135,7 +135,7 @@ def _answered(row: Row, prompt: Prompt, column: str, chat: bool) -> Example:
     if not isinstance(asked, str) and isinstance(value, list) and len(value) == 1:
         [message] = read_messages(value, column)
         if message["role"] == "assistant":
-            return _said(row.location, asked, message, column, _arguments(row))
+            return _spoken(row.location, asked, message, column, _arguments(row))
     return Example(row.location, asked, read_completion(value, column), arguments=_arguments(row))
 
 
@@ -144,7 +144,7 @@ def _arguments(row: Row) -> dict[str, Any]:
     return {"tools": tools} if tools else {}
 
 
-def _said(location: str, prompt: Prompt, message: Message, name: str, arguments: Mapping[str, Any]) -> Example:
+def _spoken(location: str, prompt: Prompt, message: Message, name: str, arguments: Mapping[str, Any]) -> Example:
     """An example of what a message of the assistant says, or calls."""
     calls: Any = message.get("tool_calls", ())
     text = "" if calls and not message["content"].strip() else read_completion(message["content"], name)
@@ -176,7 +176,7 @@ def _conversation(row: Row, column: str) -> Example:
         raise ValueError("the conversation begins with the assistant's turn: give what it replies to")
     arguments = _arguments(row)
     *earlier, last = (
-        _said(
+        _spoken(
             f"{row.location}, turn {number + 1}", messages[:number], messages[number], f"turn {number + 1}", arguments
         )
         for number in numbers

@@ -10,7 +10,6 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatch
-from functools import lru_cache
 from pathlib import Path, PurePosixPath
 
 from proximo.data.formats import FORMATS
@@ -47,7 +46,6 @@ def hub_data(path: str) -> HubData | None:
     return HubData(match["repo"], match["revision"], match["inside"] or "")
 
 
-@lru_cache(maxsize=64)
 def data_name(path: str) -> str:
     """A short name: `sums` for data/sums.jsonl, `gsm8k` for openai/gsm8k:main, `train` for train-*.parquet."""
     hub = hub_data(path)

@@ -1,7 +1,6 @@
 """Completions of one prompt in order of preference."""
 
 import math
-import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -110,7 +109,8 @@ def _pair(row: Row, columns: RankedColumns) -> tuple[Prompt, list[str]]:
 def _begun_alike(texts: list[str]) -> tuple[Prompt, list[str]]:
     """Split two texts where they part: behind the last mark of a reply, or before the word in which they differ."""
     chosen, rejected = texts
-    alike = os.path.commonprefix(texts)
+    parted = (index for index, (one, other) in enumerate(zip(chosen, rejected, strict=False)) if one != other)
+    alike = chosen[: next(parted, min(map(len, texts)))]
     replies = [alike.rfind(mark) + len(mark) for mark in REPLIES if mark in alike]
     start = max(replies or [space.start() for space in re.finditer(r"\s+", alike)], default=0)
     if not start:

@@ -269,7 +269,7 @@ class _Draft:
     asked: str
     """Text of the prompt."""
     rest: str
-    """What a template writes behind it, for this reply; of a prompt that is a text, the reply itself."""
+    """Text that a template writes behind it, for this reply; of a prompt that is a text, the reply itself."""
     body: Callable[[], str] | None = None
     """The reply without what a template writes behind it, for one that writes no end. None: there is no template."""
     is_closed: bool = False

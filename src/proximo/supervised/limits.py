@@ -75,8 +75,8 @@ def _cut_end(row: Encoded, max_tokens: int) -> Encoded | None:
 
 
 def _cut_start(row: Encoded, max_tokens: int) -> Encoded | None:
-    """Without the start of its prompt. Where one completion alone is too long, without the start of that, too; several
-    completions of one prompt have none of their own to lose."""
+    """Cut the start of the prompt. Where one completion alone is too long, its start is cut, too; several completions
+    of one prompt have none of their own to lose."""
     kept = max_tokens - max(map(len, row.completions))
     if kept >= 1:
         return replace(row, prompt=row.prompt[-kept:])

@@ -132,6 +132,10 @@ class File:
             needed["task.answer_columns"] = self.answer_columns
         return FileProblems(self.path, self.held_out, self.skip_bad, self._problem, self._keeps, needed)
 
+    @cached_property
+    def _name(self) -> str:
+        return data_name(self.path)
+
     @property
     def _needs_answer(self) -> bool:
         return self.reward is not None and self.reward.needs_answer
@@ -157,7 +161,7 @@ class File:
         data = {column: value for column, value in row.values.items() if column != self.prompt_column}
         name = stable_hash(prompt_key(prompt), json.dumps(answer, default=str))
         return Problem(
-            id=f"{data_name(self.path)}-{name:016x}",
+            id=f"{self._name}-{name:016x}",
             prompt=prompt,
             answer=answer,
             data=data,

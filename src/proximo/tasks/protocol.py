@@ -9,7 +9,7 @@ from proximo.types import Completion, Grade, Problem
 Split = Literal["train", "held_out"]
 
 Complaints = Callable[[Sequence[Problem]], Iterable[str | None]]
-"""What is wrong with each of some problems, None where nothing is; those of a file are asked about together."""
+"""Complaints about some problems, None where nothing is wrong; those of a file are asked about together."""
 
 RewardRange = tuple[float, float]
 """Rewards of a wrong and a right answer, such as (0, 1) or (−1, 1). Partial credit lies between."""
