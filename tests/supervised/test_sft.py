@@ -149,7 +149,8 @@ def test_a_run_from_a_file(tmp_path: Path, folder: str):
         "timings.jsonl",
     }
     assert sum("held_out/loss" in row for row in metrics(tmp_path / "run")) == 4
-    assert sum(map(int, re.findall(r"\d+", said[0]))) == len(SUMS)
+    [counts] = re.findall(r"(\d+) to train on, (\d+) held out", "\n".join(said))
+    assert sum(map(int, counts)) == len(SUMS)
     # The same again, starting from the same folder: the same bytes.
     sft(config, tmp_path / "again", quiet)
     assert (tmp_path / "run/metrics.jsonl").read_bytes() == (tmp_path / "again/metrics.jsonl").read_bytes()

@@ -37,6 +37,7 @@ from proximo.models import pick_device
 from proximo.recipes.presets import ComparisonPreset, with_values
 from proximo.rl.config import RunConfig
 from proximo.rl.preflight.estimate import held_models
+from proximo.runs.tracking.trackers import check_names
 from proximo.system.locks import FolderLock
 from proximo.system.machine import Machine
 from proximo.system.opening import make_folder, without_links
@@ -54,6 +55,7 @@ def compare(
     updates: int | None = None,
     run: PathLike | None = None,
     jobs: int | None = None,
+    track: str | Sequence[str] = (),
     accept_lost_rows: bool = False,
     quiet: bool = False,
 ) -> ComparisonResult:
@@ -71,6 +73,7 @@ def compare(
     updates  optimizer updates of each run; without either, the budget that the configs share
     run      the folder; None: runs/compare-DATE
     jobs     runs at a time (as many as the cores allow)
+    track    trackers that each run is sent to while it runs, as in proximo.train
     accept_lost_rows   resume runs although their metrics.jsonl or ledger.jsonl has lost rows
     quiet    no lines of progress on stderr
 
@@ -83,7 +86,8 @@ def compare(
     """
     if tokens is not None and updates is not None:
         raise ValueError("tokens and updates are both given: runs can be equal in one of them only")
-    command = " ".join(map(shlex.quote, sys.argv))
+    command, trackers = " ".join(map(shlex.quote, sys.argv)), [track] if isinstance(track, str) else track
+    check_names(trackers)
     if folders := _folders(configs):
         if any(given is not None for given in (seeds, tokens, updates, jobs)):
             raise ValueError("configs are runs, which are trained already: leave out seeds, tokens, updates and jobs")
@@ -99,7 +103,7 @@ def compare(
     )
     path = folder_for(run, "compare")
     view = Lines(keep_quiet if quiet else say)
-    result, _ = compared(plan, path, jobs, command, view, accept_lost=accept_lost_rows)
+    result, _ = compared(plan, path, jobs, command, view, accept_lost=accept_lost_rows, track=trackers)
     return result
 
 
@@ -188,12 +192,19 @@ def default_jobs(plan: ComparisonPlan, machines: Mapping[str, Machine]) -> int:
 
 
 def compared(
-    plan: ComparisonPlan, path: Path, jobs: int | None, command: str, view: View, *, accept_lost: bool = False
+    plan: ComparisonPlan,
+    path: Path,
+    jobs: int | None,
+    command: str,
+    view: View,
+    *,
+    accept_lost: bool = False,
+    track: Sequence[str] = (),
 ) -> tuple[ComparisonResult, list[RunFailure]]:
     """Do what is left of a comparison and write its reports; ValueError where the folder cannot be taken for it."""
     machines = machines_for(plan)
     max_jobs = jobs or default_jobs(plan, machines)
-    files, existed = ComparisonFolder(path), path.exists()
+    files, existed = ComparisonFolder(path, track), path.exists()
     with ExitStack() as until:
         try:
             lock = FolderLock(path)

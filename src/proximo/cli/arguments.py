@@ -70,6 +70,21 @@ def take_several(arguments: list[str], flag: str) -> list[str] | None:
     return None
 
 
+def take_list(arguments: list[str], flag: str, belongs: Callable[[str], bool] = lambda _: True) -> list[str] | None:
+    """The values of a flag, removed from the arguments: one with commas, or several up to the next flag or to what does
+    not belong to them; None where it is not given."""
+    given = take(arguments_of := list(arguments), flag)
+    if given is None:
+        return None
+    if "," in given or f"{flag}={given}" in arguments:
+        arguments[:] = arguments_of
+        return [each.strip() for each in given.split(",")]
+    values = take_several(arguments, flag) or []
+    count = next((number for number, each in enumerate(values) if number and not belongs(each)), len(values))
+    arguments[:0] = values[count:]  # what was given behind them, and is no value
+    return values[:count]
+
+
 def take_switch(arguments: list[str], flag: str) -> bool:
     """True if a switch of our own is given; it is removed from the arguments."""
     given = flag in arguments

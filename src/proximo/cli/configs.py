@@ -89,7 +89,7 @@ def run_config(
         config = measured(scheduled(config, schedules), metrics)
     if is_demo:
         say(DEMO)
-    return _skipping(config, skip_bad), kept(config, defaults)
+    return skipping(config, skip_bad), kept(config, defaults)
 
 
 def suited_base(
@@ -105,7 +105,7 @@ def suited_base(
     base = base_config(arguments, STARTING_CONFIG)
     if asks_for_help(arguments):
         return base, []
-    asked = _skipping(_with_task_read(read_flags(base, arguments, prog=prog)[0], base), skip_bad)
+    asked = skipping(_with_task_read(read_flags(base, arguments, prog=prog)[0], base), skip_bad)
     with refusing():
         defaults = defaults_for(asked, traits_of(asked), epochs)
     return with_defaults(base, defaults), defaults
@@ -134,7 +134,7 @@ def refuse_half(source: str, named: Collection[str]) -> None:
         )
 
 
-def _skipping(config: RunConfig, skip_bad: bool) -> RunConfig:
+def skipping(config: RunConfig, skip_bad: bool) -> RunConfig:
     """The config with bad rows of its data file skipped, if that is asked for."""
     if not skip_bad:
         return config

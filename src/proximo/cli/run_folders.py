@@ -1,6 +1,7 @@
 """Parts shared by the commands that write a run folder: running the same command again resumes."""
 
 import os
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from proximo.api import folders
 from proximo.api.validate import check_free
-from proximo.cli.arguments import refuse, refusing, say, take, take_several
+from proximo.cli.arguments import refuse, refusing, say, take, take_list, take_several
 from proximo.config.trust.permission import is_everything_permitted
 from proximo.learner.ranks import Ranks
 from proximo.rl.plugin_errors import OutsideFailed
@@ -35,10 +36,18 @@ NOTIFY = "--notify"
 
 def take_allowed(arguments: list[str]) -> list[str]:
     """The fields that --allow-change names, removed from the arguments."""
-    allowed = []
-    while (field := take(arguments, "--allow-change")) is not None:
-        allowed.append(field.replace("-", "_"))
+    allowed = list[str]()
+    while (fields := take_list(arguments, "--allow-change", _is_field)) is not None:
+        allowed += [field.replace("-", "_") for field in fields]
     return allowed
+
+
+def _is_field(word: str) -> bool:
+    """True for what may be another field's name, and is neither a file nor a preset."""
+    from proximo.recipes.presets import PRESETS
+
+    is_file = word.endswith(".toml") or Path(word).exists()
+    return not is_file and word not in {each.name for each in PRESETS} and bool(re.fullmatch(r"[a-z][\w.-]*", word))
 
 
 def take_trackers(arguments: list[str]) -> list[str]:

@@ -247,7 +247,7 @@ def test_five_is_half_the_demo():
 
 REFUSED = [
     ([], "needs something to compare"),
-    (["grpo"], "grpo is an algorithm: --algorithms grpo,OTHER"),
+    (["grpo"], "grpo is an algorithm: --algorithms grpo OTHER"),
     (["arithmetic"], "two at least"),
     (["arithmetic", "nothing"], "no preset is called 'nothing'"),
     (["arithmetic", "smollm-arithmetic"], "compare on one task"),
@@ -256,7 +256,7 @@ REFUSED = [
     (["five", "--algorithms", "grpo,gspo"], "five is a whole comparison"),
     (["five", "--ablate", "dapo"], "five is a whole comparison"),
     (["--ablate", "dpo"], "--ablate dpo: no algorithm is called so"),
-    (["--ablate", "dapo", "--algorithms", "grpo,gspo"], "--ablate dapo and --algorithms grpo,gspo: give one of them"),
+    (["--ablate", "dapo", "--algorithms", "grpo,gspo"], "--ablate dapo and --algorithms grpo gspo: give one of them"),
     (["five", "--seeds", "0"], "--seeds 0: give at least 1"),
     (["five", "--seeds", "many"], "--seeds many: give a whole number"),
     (["five", "--tokens", "0"], "--tokens 0: give at least 1"),

@@ -15,18 +15,20 @@ from proximo.algorithms import explain
 from proximo.algorithms.explain import Card
 from proximo.api.comparing import SEEDS, checked_plan, compared, compared_forks, default_jobs, machines_for
 from proximo.api.folders import folder_for
-from proximo.cli.arguments import asks_for_help, refuse, refusing, say, take, take_switch
+from proximo.cli.arguments import asks_for_help, refuse, refusing, say, take, take_list, take_switch
 from proximo.cli.configs import (
     named_algorithm,
     naming_flags,
+    preset,
     preset_or_file,
+    skipping,
     suited_base,
     with_named,
     with_values,
 )
 from proximo.cli.flags import changed
 from proximo.cli.pieces import said_later
-from proximo.cli.run_folders import ACCEPT_LOST
+from proximo.cli.run_folders import ACCEPT_LOST, take_trackers
 from proximo.insight.compare import (
     JSON,
     MARKDOWN,
@@ -46,6 +48,7 @@ from proximo.recipes.defaults import listed
 from proximo.recipes.presets import ARITHMETIC, COMPARISONS, ComparisonPreset, ablated
 from proximo.rl.config import RunConfig
 from proximo.runs.signals import Stopped
+from proximo.runs.tracking.trackers import CHOICES
 from proximo.system.opening import read_json, without_links
 from proximo.system.secrets import without_secrets
 
@@ -55,14 +58,16 @@ DESCRIPTION = (
     "rollouts are equal."
 )
 
-FLAGS = """flags of the command itself; all others are for all runs, except --steps and --max-generated-tokens:
-  --algorithms A,B,...  algorithms to compare on one config: the preset or file that is named, or the demo's
+FLAGS = f"""flags of the command itself; all others are for all runs, except --steps and --max-generated-tokens:
+  --algorithms A B ...  algorithms to compare on one config: the preset or file that is named, or the demo's
   --ablate NAME         one algorithm, whole and with each of its choices put back to the default, one at a time
   --seeds N             number of seeds, counting up from the config's own (default: 3)
   --tokens N            budget: each run ends with the step in which it has sampled N tokens for training
   --updates N           budget: N optimizer updates per run; without either, the budget that the configs share
   --run DIR             folder for runs and reports (default: runs/compare-DATE); the same command resumes it
   --jobs N              runs in parallel (default: as many as the cores allow)
+  --skip-bad            skip bad rows of a data file instead of refusing it
+  --track NAME ...      send each run while it runs to {CHOICES}; any number
   --accept-lost-rows    resume runs although their metrics.jsonl or ledger.jsonl has lost rows
   --dry-run             print what would be run without starting it
   --json                print compare.json on stdout
@@ -70,8 +75,8 @@ FLAGS = """flags of the command itself; all others are for all runs, except --st
 
 EXAMPLES = """examples:
   proximo compare five                                   PPO, GRPO, DAPO, GSPO and SAPO on the demo's task
-  proximo compare --algorithms grpo,gspo --updates 200   named algorithms on the demo's task, or on one config
-  proximo compare --algorithms grpo,dapo --model DIR --data problems.jsonl --updates 200
+  proximo compare --algorithms grpo gspo --updates 200   named algorithms on the demo's task, or on one config
+  proximo compare --algorithms grpo dapo --model DIR --data problems.jsonl --updates 200
   proximo compare --ablate dapo --seeds 3 --updates 200  DAPO without each of its four additions
   proximo compare mine.toml yours.toml --tokens 500000   any configs; the first is the baseline
   proximo compare runs/a runs/a-at-40-gspo               a run and its forks, from the fork on; nothing is trained
@@ -86,7 +91,7 @@ def run(arguments: list[str]) -> int:
     as_json, dry_run = take_switch(arguments, "--json"), take_switch(arguments, "--dry-run")
     command = shlex.join(["proximo", "compare", *without_secrets(arguments)])
     folder, jobs = take(arguments, "--run"), _whole(arguments, "--jobs")
-    accept_lost = take_switch(arguments, ACCEPT_LOST)
+    accept_lost, trackers = take_switch(arguments, ACCEPT_LOST), take_trackers(arguments)
     if arguments and Path(arguments[0]).is_dir():
         return _forks(arguments, folder, command, as_json)
     plan = _plan(arguments)
@@ -95,7 +100,7 @@ def run(arguments: list[str]) -> int:
         return 0
     path = folder_for(folder or None, "compare")
     command += "" if folder else f" --run {shlex.quote(str(path))}"
-    result, failures = _train(plan, path, jobs, command, accept_lost)
+    result, failures = _train(plan, path, jobs, command, accept_lost, trackers)
     _print_result(path, result, as_json, path)
     return 1 if failures else 0
 
@@ -117,20 +122,21 @@ def _forks(arguments: list[str], folder: str | None, command: str, as_json: bool
 
 def _plan(arguments: list[str]) -> ComparisonPlan:
     """The plan that the command line describes."""
-    names, ablate = take(arguments, "--algorithms"), take(arguments, "--ablate")
+    names = take_list(arguments, "--algorithms", lambda each: not (each.endswith(".toml") or preset(each)))
+    ablate, skip_bad = take(arguments, "--ablate"), take_switch(arguments, "--skip-bad")
     if names is not None and ablate is not None:
-        refuse(f"--ablate {ablate} and --algorithms {names}: give one of them")
+        refuse(f"--ablate {ablate} and --algorithms {' '.join(names)}: give one of them")
     seeds = _whole(arguments, "--seeds")
     if (one := take(arguments, "--algorithm")) is not None:
-        refuse(f"--algorithm {one}: name those to compare, as in --algorithms {one},OTHER")
+        refuse(f"--algorithm {one}: name those to compare, as in --algorithms {one} OTHER")
     tokens, updates = _whole(arguments, "--tokens"), _whole(arguments, "--updates")
     if tokens is not None and updates is not None:
         refuse("--tokens and --updates: give one of them, runs can be equal in one only")
     for flag in ("--steps", "--max-generated-tokens", "--max_generated_tokens"):
         if take(arguments, flag) is not None:
             refuse(f"{flag}: a comparison's runs end with its budget, give --updates N or --tokens N")
-    comparison, configs = _chosen(arguments, names, ablate)
-    configs = [(name, _changed(config, arguments)) for name, config in configs]
+    comparison, configs = _chosen(arguments, names, ablate, skip_bad)
+    configs = [(name, skipping(_changed(config, arguments), skip_bad)) for name, config in configs]
     with refusing():
         budget = Budget("tokens", tokens) if tokens is not None else None
         budget = Budget("updates", updates) if updates is not None else budget
@@ -139,7 +145,7 @@ def _plan(arguments: list[str]) -> ComparisonPlan:
 
 
 def _chosen(
-    arguments: list[str], names: str | None, ablate: str | None
+    arguments: list[str], names: list[str] | None, ablate: str | None, skip_bad: bool
 ) -> tuple[ComparisonPreset | None, list[tuple[str, RunConfig]]]:
     """Take the configs, by name, from the arguments; the flags stay."""
     given = []
@@ -153,13 +159,13 @@ def _chosen(
     if names is not None or ablate is not None:
         if len(given) > 1:
             refuse(f"--algorithms and --ablate compare on one config, not on {len(given)}")
-        base = preset_or_file(given[0], arguments) if given else _suited(arguments)
+        base = preset_or_file(given[0], arguments) if given else _suited(arguments, skip_bad)
         if names is None:
             return None, _ablations(base, named_algorithm("--ablate", ablate or ""), arguments)
-        cards = [named_algorithm("--algorithms", name.strip()) for name in names.split(",")]
+        cards = [named_algorithm("--algorithms", name) for name in names]
         return None, [(card.name, with_named(base, card.value, arguments)) for card in cards]
     if not given:
-        refuse("compare needs something to compare: proximo compare five, --algorithms grpo,sapo, or two configs")
+        refuse("compare needs something to compare: proximo compare five, --algorithms grpo sapo, or two configs")
     return None, [(Path(name).stem, _config(name, arguments)) for name in given]
 
 
@@ -176,9 +182,9 @@ def _ablations(base: RunConfig, card: Card, flags: Sequence[str]) -> list[tuple[
     return [(card.name, with_named(base, card.value, flags)), *variants]
 
 
-def _suited(arguments: list[str]) -> RunConfig:
+def _suited(arguments: list[str], skip_bad: bool) -> RunConfig:
     """The demo's config, or one for the model and data that the flags name."""
-    base, defaults = suited_base(arguments, prog="proximo compare")
+    base, defaults = suited_base(arguments, prog="proximo compare", skip_bad=skip_bad)
     for line in listed(defaults):
         say(line)
     return base
@@ -191,7 +197,7 @@ def _config(name: str, flags: Sequence[str]) -> RunConfig:
             "its forks"
         )
     if explain.card(name) is not None:
-        refuse(f"{name} is an algorithm: --algorithms {name},OTHER compares it")
+        refuse(f"{name} is an algorithm: --algorithms {name} OTHER compares it")
     return preset_or_file(name, flags)
 
 
@@ -200,7 +206,7 @@ def _changed(config: RunConfig, flags: list[str]) -> RunConfig:
         with_values(config),
         flags,
         prog="proximo compare",
-        usage="[five | PRESET | run.toml ... | RUN FORK ...] [--algorithms A,B | --ablate A]",
+        usage="[five | PRESET | run.toml ... | RUN FORK ...] [--algorithms A B | --ablate A]",
         description=DESCRIPTION,
         help_more=f"{naming_flags('compare', FLAGS)}{EXAMPLES}",
     )
@@ -237,12 +243,12 @@ def _print_plan(plan: ComparisonPlan, max_jobs: int) -> None:
 
 
 def _train(
-    plan: ComparisonPlan, path: Path, jobs: int | None, command: str, accept_lost: bool
+    plan: ComparisonPlan, path: Path, jobs: int | None, command: str, accept_lost: bool, trackers: Sequence[str]
 ) -> tuple[ComparisonResult, list[RunFailure]]:
     view = _View(ComparisonFolder(path))
     try:
         with refusing():
-            return compared(plan, path, jobs, command, view, accept_lost=accept_lost)
+            return compared(plan, path, jobs, command, view, accept_lost=accept_lost, track=trackers)
     except (Stopped, KeyboardInterrupt):
         view.stop()
         say(f"stopped; the same command with --run {path} resumes it")

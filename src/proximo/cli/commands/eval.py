@@ -19,7 +19,7 @@ from proximo.api.evaluation.files import check_file, write_rows
 from proximo.api.evaluation.models import Candidate, candidates
 from proximo.api.evaluation.results import ModelResult
 from proximo.api.evaluation.table import pass_line, table
-from proximo.cli.arguments import asks_for_help, refusing, say, take, take_models, take_several, take_switch
+from proximo.cli.arguments import asks_for_help, refusing, say, take, take_list, take_models, take_several, take_switch
 from proximo.cli.data import is_rewarded, take_environment, take_task
 from proximo.cli.flags import changed
 from proximo.config import toml
@@ -32,7 +32,7 @@ from proximo.tasks.sources.mixture import data_remarks
 HELP = """arguments of the command itself:
   MODEL ...            folders, run folders, checkpoints, hub ids or model names. A run brings its own settings; with
                        several models the first run's settings apply to all, so that all are asked the same
-  --checkpoints STEPS  evaluate these checkpoints of each run instead of the newest: all, or steps such as 20,40
+  --checkpoints STEPS  evaluate these checkpoints of each run instead of the newest: all, or steps such as 20 40
   --data DATA          ask every row of a file, folder or hub id (see proximo train --help); a run on a file keeps its
                        columns and its reward
   --out FILE           write every completion to FILE, which ends in .jsonl, .json or .parquet
@@ -48,10 +48,10 @@ examples:
 
 def run(arguments: list[str]) -> int:
     as_json, dry_run = take_switch(arguments, "--json"), take_switch(arguments, "--dry-run")
-    checkpoints, out = take(arguments, "--checkpoints"), take(arguments, "--out")
+    checkpoints, out = take_list(arguments, "--checkpoints", str.isdigit), take(arguments, "--out")
     names = take_models(arguments, "proximo eval")
     with refusing():
-        models = candidates(names, checkpoints)
+        models = candidates(names, None if checkpoints is None else ",".join(checkpoints))
         config = _config(names, arguments)
         if out is not None:
             check_file(Path(out))

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from proximo.api.planning import PROMPT_TOKENS, plan
 from proximo.cli import laboratory
-from proximo.cli.arguments import flag_names, read_number, refuse, refusing, take, take_number, take_switch
+from proximo.cli.arguments import flag_names, read_number, refuse, refusing, take, take_list, take_number, take_switch
 from proximo.cli.configs import base_config, naming_flags
 from proximo.cli.flags import changed
 from proximo.cli.models import on_stdout
@@ -223,7 +223,9 @@ def take_cluster(arguments: list[str]) -> ClusterOptions | None:
         "report",
     )
     gpus = take(arguments, "--gpus")
+    steps = take_list(arguments, "--staleness", str.isdigit)
     given = {name: take(arguments, f"--{name}") for name in names}
+    given["staleness"] = None if steps is None else ",".join(steps)
     if gpus is None:
         if alone := [f"--{name}" for name, value in given.items() if value is not None]:
             refuse(f"{alone[0]} is for a plan of many GPUs: give --gpus too")

@@ -9,7 +9,7 @@ import webbrowser
 from collections.abc import Sequence
 from pathlib import Path
 
-from proximo.cli.arguments import refuse, refusing, take, take_switch
+from proximo.cli.arguments import refuse, refusing, take, take_list, take_switch
 from proximo.config.trust.permission import is_everything_permitted
 from proximo.system.memory import return_memory
 
@@ -42,7 +42,8 @@ def run(arguments: list[str]) -> int:
     """Serve the page until Ctrl-C; exit status 0."""
     port, quiet = _port(take(arguments, "--port")), take_switch(arguments, "--no-browser")
     load_code = is_everything_permitted()
-    out, steps = take(arguments, "--static"), take(arguments, "--steps")
+    out, chosen = take(arguments, "--static"), take_list(arguments, "--steps", lambda each: each[:1].isdigit())
+    steps = None if chosen is None else ",".join(chosen)
     if out is not None:
         return write_static(Path(out), arguments, steps, load_code=load_code)
     if steps is not None:

@@ -27,8 +27,9 @@ FORMAT = 1
 class ComparisonFolder:
     """The folder, and the plan stored at the start of the comparison."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, trackers: Sequence[str] = ()) -> None:
+        """`trackers` are told of each run while it runs."""
+        self.folder, self.trackers = folder, trackers
 
     def run(self, job: RunJob) -> Path:
         return self.folder / RUNS / job.name

@@ -1,5 +1,6 @@
 """Runs the jobs in processes, as many in parallel as the cores allow. A failure does not affect the others."""
 
+import json
 import math
 import os
 import signal
@@ -101,7 +102,8 @@ def _start(
 ) -> StartedProcess:
     """Start a job in a separate session: Ctrl-C goes to the comparison, which passes it on once."""
     arguments = (layout.config(job.contender), job.seed, layout.run(job), machine.threads)
-    return processes.start([*arguments, int(machine.onednn), int(accept_lost)], layout.log(job))
+    trackers = json.dumps(list(layout.trackers))
+    return processes.start([*arguments, int(machine.onednn), int(accept_lost), trackers], layout.log(job))
 
 
 def _end(processes: Iterable[StartedProcess]) -> None:
