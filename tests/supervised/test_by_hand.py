@@ -11,7 +11,7 @@ from proximo.cli import keys, main
 from proximo.cli.commands import rank
 from proximo.data import DataFile, Mistakes, read_rankings
 from proximo.runs.files import ROLLOUTS
-from proximo.supervised.by_hand import RankingFile, RankingQuestion, RankConfig, RankingSession, questions
+from proximo.supervised.by_hand import RankConfig, RankingFile, RankingQuestion, RankingSession, questions
 from proximo.supervised.encoding import prepare
 from tests.supervised.test_encoding import TINY
 from tests.supervised.test_pairs import hand_made

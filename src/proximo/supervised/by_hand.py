@@ -216,7 +216,7 @@ def ties_file(out: Path) -> Path:
 class RankingSession:
     """Goes through the questions that were not answered, forth and back.
 
-    Example: session = RankingSession(questions(config), RankingFile(config.out)); session.rank([1, 0]); session.take_back()
+    Example: session = RankingSession(questions(config), RankingFile(config.out)); session.rank([1, 0])
     """
 
     def __init__(self, asked: Sequence[RankingQuestion], answers: RankingFile) -> None:

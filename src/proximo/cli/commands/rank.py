@@ -10,7 +10,7 @@ from rich.text import Text
 from proximo.cli import keys
 from proximo.cli.arguments import flag_names, no_such_flag, refuse, refusing, say, take, take_number
 from proximo.data.rows import Prompt
-from proximo.supervised.by_hand import RankingFile, RankingQuestion, RankConfig, RankingSession, questions, ties_file
+from proximo.supervised.by_hand import RankConfig, RankingFile, RankingQuestion, RankingSession, questions, ties_file
 from proximo.system.opening import without_links
 from proximo.system.safe_text import counted, visible
 
