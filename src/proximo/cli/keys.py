@@ -19,7 +19,7 @@ WAIT = 0.05
 
 
 def are_there() -> bool:
-    """Whether a person sits at a terminal: what is read and what is shown."""
+    """Tell whether a person sits at a terminal, to read and to type."""
     return sys.stdin.isatty() and sys.stdout.isatty()
 
 

@@ -58,7 +58,7 @@ class RankingQuestion:
 
 
 def questions(config: RankConfig) -> list[RankingQuestion]:
-    """What there is to rank, in an order that depends on the seed and not on scores or places in a file; ValueError
+    """All that there is to rank, in an order that depends on the seed and not on scores or places in a file; ValueError
     where there is nothing."""
     source = without_links(config.source)
     if not source.exists():
@@ -156,7 +156,7 @@ class RankingFile:
         yield from _rows(str(self.ties.path)) if self.ties.size else ()
 
     def knows(self, question: RankingQuestion) -> bool:
-        """Whether it was answered, now or earlier: completions of the prompt that are all among those shown."""
+        """Tell whether it was answered, now or earlier: completions of the prompt that are all among those shown."""
         shown = set(question.completions)
         return any(each <= shown for each in self._answered.get(prompt_key(question.prompt), ()))
 
