@@ -11,7 +11,7 @@ from proximo.cli import keys, main
 from proximo.cli.commands import rank
 from proximo.data import DataFile, Mistakes, read_rankings
 from proximo.runs.files import ROLLOUTS
-from proximo.supervised.by_hand import Answers, Question, RankConfig, Session, questions
+from proximo.supervised.by_hand import RankConfig, RankingFile, RankingQuestion, RankingSession, questions
 from proximo.supervised.encoding import prepare
 from tests.supervised.test_encoding import TINY
 from tests.supervised.test_pairs import hand_made
@@ -170,7 +170,7 @@ def test_a_session_goes_on_where_it_was_stopped(data, out, monkeypatch, capsys):
     assert "1 tie in pairs.ties.jsonl; 1 skipped\n2 left" in printed
     with open(out, "a") as file:
         file.write('{"prompt": "1+')
-    again = Session(asked, Answers(out))
+    again = RankingSession(asked, RankingFile(out))
     assert (again.earlier, again.left, again.question) == (2, 2, asked[2])
     answered("2\n1\n", [data, "--out", out], monkeypatch)
     assert [row["prompt"] for row in rows_of(out)] == [
@@ -182,7 +182,7 @@ def test_a_session_goes_on_where_it_was_stopped(data, out, monkeypatch, capsys):
 
 
 def test_undo_leaves_the_files_as_they_were(data, out):
-    session = Session(questions(RankConfig(data, out)), Answers(out))
+    session = RankingSession(questions(RankConfig(data, out)), RankingFile(out))
     session.rank([0, 1])
     before = Path(out).read_bytes()
     session.rank([1, 0])
@@ -197,7 +197,7 @@ def test_undo_leaves_the_files_as_they_were(data, out):
 
 
 def test_undo_removes_nothing_that_another_wrote(data, out):
-    session = Session(questions(RankConfig(data, out)), Answers(out))
+    session = RankingSession(questions(RankConfig(data, out)), RankingFile(out))
     session.rank([0, 1])
     with open(out, "a") as file:
         file.write('{"prompt": "another", "chosen": "a", "rejected": "b"}\n')
@@ -209,10 +209,10 @@ def test_undo_removes_nothing_that_another_wrote(data, out):
 def test_nothing_is_written_through_a_link(data, tmp_path):
     secret = tmp_path / "secret"
     secret.write_text("")
-    answers = Answers(str(tmp_path / "pairs.jsonl"))
+    answers = RankingFile(str(tmp_path / "pairs.jsonl"))
     (tmp_path / "pairs.jsonl").symlink_to(secret)
     with pytest.raises(OSError, match="symbolic link"):
-        answers.rank(Question("p", ("a", "b")), [0, 1])
+        answers.rank(RankingQuestion("p", ("a", "b")), [0, 1])
     assert secret.read_text() == ""
 
 
@@ -227,7 +227,7 @@ def test_rankings_of_another_kind_are_not_touched(data, out, tmp_path, monkeypat
 def test_a_file_without_a_last_line_feed_keeps_its_last_row(data, out, tmp_path):
     mine = tmp_path / "mine.jsonl"
     mine.write_text('{"prompt": "pair", "chosen": "good", "rejected": "bad"}')
-    session = Session(questions(RankConfig(data, str(mine))), Answers(str(mine)))
+    session = RankingSession(questions(RankConfig(data, str(mine))), RankingFile(str(mine)))
     session.rank([0, 1])
     assert (session.earlier, len(rows_of(str(mine)))) == (1, 2)
 

@@ -174,7 +174,7 @@ def _flags_of(text: str) -> tuple[str, ...]:
 
 @cache
 def _taken(text: str) -> dict[str, str]:
-    """What each flag takes."""
+    """The kinds of value that each flag takes."""
     return dict(TAKES.findall(text))
 
 

@@ -13,13 +13,13 @@ LEFT, RIGHT, BACKSPACE, ENTER = "left", "right", "backspace", "enter"
 NAMES = {b"\x1b[D": LEFT, b"\x1b[C": RIGHT, b"\x1bOD": LEFT, b"\x1bOC": RIGHT}
 NAMES |= {b"\x7f": BACKSPACE, b"\x08": BACKSPACE, b"\n": ENTER, b"\r": ENTER}
 ENDED = re.compile(rb"\x1b([^\[O]|O.|\[[^@-~]*[@-~])", re.DOTALL)
-"""What a key sends that is more than a character, whole."""
+"""All that a key sends which is more than a character."""
 WAIT = 0.05
 """Seconds within which the next byte of such a key follows."""
 
 
 def are_there() -> bool:
-    """Whether a person sits at a terminal: what is read and what is shown."""
+    """Tell whether a person sits at a terminal, to read and to type."""
     return sys.stdin.isatty() and sys.stdout.isatty()
 
 

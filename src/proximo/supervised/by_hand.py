@@ -48,7 +48,7 @@ class RankConfig:
 
 
 @dataclass(frozen=True)
-class Question:
+class RankingQuestion:
     prompt: Prompt
     completions: tuple[str, ...]
     """Completions in the order in which they are shown; all different."""
@@ -57,8 +57,8 @@ class Question:
 # Questions
 
 
-def questions(config: RankConfig) -> list[Question]:
-    """What there is to rank, in an order that depends on the seed and not on scores or places in a file; ValueError
+def questions(config: RankConfig) -> list[RankingQuestion]:
+    """All that there is to rank, in an order that depends on the seed and not on scores or places in a file; ValueError
     where there is nothing."""
     source = without_links(config.source)
     if not source.exists():
@@ -72,14 +72,14 @@ def questions(config: RankConfig) -> list[Question]:
     return [once[key] for key in sorted(once, key=lambda key: stable_hash(config.seed, *key))]
 
 
-def _asked(prompt: Prompt, completions: Sequence[str], config: RankConfig) -> Iterator[Question]:
+def _asked(prompt: Prompt, completions: Sequence[str], config: RankConfig) -> Iterator[RankingQuestion]:
     """Shuffle the completions and take as many at a time as are shown: each is shown once."""
     different = sorted(set(completions))
     Random(stable_hash(config.seed, prompt_key(prompt), *different)).shuffle(different)
     starts = range(0, len(different), config.completions)
     for start in starts[: config.per_prompt]:
         if len(shown := different[start : start + config.completions]) > 1:
-            yield Question(prompt, tuple(shown))
+            yield RankingQuestion(prompt, tuple(shown))
 
 
 def _stored(config: RankConfig) -> Iterator[tuple[Prompt, list[str]]]:
@@ -130,10 +130,10 @@ def _row(row: Row) -> tuple[Prompt, list[str]]:
 # Answers
 
 
-class Answers:
+class RankingFile:
     """The file of rankings, and beside it that of ties.
 
-    Example: answers = Answers("pairs.jsonl"); answers.rank(question, [1, 0]); answers.take_back()
+    Example: answers = RankingFile("pairs.jsonl"); answers.rank(question, [1, 0]); answers.take_back()
     """
 
     def __init__(self, out: str) -> None:
@@ -155,23 +155,23 @@ class Answers:
         mistakes.refuse(f"out is {str(self.rankings.path)!r}, with rows that are no rankings:")
         yield from _rows(str(self.ties.path)) if self.ties.size else ()
 
-    def knows(self, question: Question) -> bool:
-        """Whether it was answered, now or earlier: completions of the prompt that are all among those shown."""
+    def knows(self, question: RankingQuestion) -> bool:
+        """Tell whether it was answered, now or earlier: completions of the prompt that are all among those shown."""
         shown = set(question.completions)
         return any(each <= shown for each in self._answered.get(prompt_key(question.prompt), ()))
 
-    def rank(self, question: Question, order: Sequence[int]) -> None:
+    def rank(self, question: RankingQuestion, order: Sequence[int]) -> None:
         """Append the completions of these numbers, best first."""
         best = tuple(question.completions[number] for number in order)
         self._append(self.rankings, question, best, ranking_row(Ranking("", question.prompt, best)))
 
-    def tie(self, question: Question) -> None:
+    def tie(self, question: RankingQuestion) -> None:
         """Note that no completion is better."""
         row = ranking_row(Ranking("", question.prompt, question.completions))
         kept = {"prompt": row["prompt"], "completions": list(question.completions)}
         self._append(self.ties, question, question.completions, kept)
 
-    def _append(self, rows: JsonLines, question: Question, texts: Sequence[str], row: dict[str, object]) -> None:
+    def _append(self, rows: JsonLines, question: RankingQuestion, texts: Sequence[str], row: dict[str, object]) -> None:
         before, key = rows.size, prompt_key(question.prompt)
         rows.append(row)
         self._answered[key].append(frozenset(texts))
@@ -213,13 +213,13 @@ def ties_file(out: Path) -> Path:
 # A session
 
 
-class Session:
+class RankingSession:
     """Goes through the questions that were not answered, forth and back.
 
-    Example: session = Session(questions(config), Answers(config.out)); session.rank([1, 0]); session.take_back()
+    Example: session = RankingSession(questions(config), RankingFile(config.out)); session.rank([1, 0])
     """
 
-    def __init__(self, asked: Sequence[Question], answers: Answers) -> None:
+    def __init__(self, asked: Sequence[RankingQuestion], answers: RankingFile) -> None:
         self._questions = [each for each in asked if not answers.knows(each)]
         self._answers = answers
         self._past: list[str] = []
@@ -227,7 +227,7 @@ class Session:
         """Number of questions that earlier sessions answered."""
 
     @property
-    def question(self) -> Question | None:
+    def question(self) -> RankingQuestion | None:
         """The question that is asked now; None at the end."""
         return self._questions[len(self._past)] if self.left else None
 
@@ -260,7 +260,7 @@ class Session:
         self._past.pop()
         return True
 
-    def _now(self) -> Question:
+    def _now(self) -> RankingQuestion:
         question = self.question
         assert question is not None, "there is a question to answer"
         return question

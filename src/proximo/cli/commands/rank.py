@@ -10,7 +10,7 @@ from rich.text import Text
 from proximo.cli import keys
 from proximo.cli.arguments import flag_names, no_such_flag, refuse, refusing, say, take, take_number
 from proximo.data.rows import Prompt
-from proximo.supervised.by_hand import Answers, Question, RankConfig, Session, questions, ties_file
+from proximo.supervised.by_hand import RankConfig, RankingFile, RankingQuestion, RankingSession, questions, ties_file
 from proximo.system.opening import without_links
 from proximo.system.safe_text import counted, visible
 
@@ -57,7 +57,7 @@ ARROWS = {keys.LEFT: "1", keys.RIGHT: "2"}
 def run(arguments: list[str]) -> int:
     with refusing(OSError):
         config = _config(arguments)
-        session = Session(questions(config), answers := Answers(config.out))
+        session = RankingSession(questions(config), answers := RankingFile(config.out))
     console = Console(highlight=False, width=None if sys.stdout.isatty() else PIPE)
     try:
         with refusing(OSError), keys.single_keys() if keys.are_there() else nullcontext():
@@ -88,7 +88,7 @@ def _config(arguments: list[str]) -> RankConfig:
 # Questions and answers
 
 
-def _ask(console: Console, session: Session) -> None:
+def _ask(console: Console, session: RankingSession) -> None:
     """Show one question after the other until none is left, or the person stops."""
     read = _pressed if keys.are_there() else _line
     complaint = None
@@ -102,7 +102,7 @@ def _ask(console: Console, session: Session) -> None:
         complaint = _apply(session, question, answer)
 
 
-def _apply(session: Session, question: Question, answer: str) -> str | None:
+def _apply(session: RankingSession, question: RankingQuestion, answer: str) -> str | None:
     """Do what an answer says; a complaint where it says nothing that can be done."""
     match answer:
         case "t":
@@ -160,7 +160,7 @@ def _pressed(count: int) -> str:
 # What is shown
 
 
-def _show(console: Console, session: Session, question: Question) -> None:
+def _show(console: Console, session: RankingSession, question: RankingQuestion) -> None:
     if keys.are_there():
         console.clear()
     console.print(Rule(Text(_progress(session)), style="dim"))
@@ -172,7 +172,7 @@ def _show(console: Console, session: Session, question: Question) -> None:
     console.print(Text(_choices(len(question.completions)), "dim"))
 
 
-def _progress(session: Session) -> str:
+def _progress(session: RankingSession) -> str:
     return f"{session.left} left, {session.count('ranked')} ranked"
 
 
@@ -187,7 +187,7 @@ def _text(prompt: Prompt) -> str:
     return "\n".join(f"{message['role']}: {message['content']}" for message in prompt)
 
 
-def _summary(session: Session, config: RankConfig) -> str:
+def _summary(session: RankingSession, config: RankConfig) -> str:
     ties, skipped = session.count("tie"), session.count("skipped")
     beside = f", {counted(ties, 'tie')} in {ties_file(without_links(config.out)).name}" if ties else ""
     lines = [f"{session.count('ranked')} ranked, written to {config.out}{beside}; {skipped} skipped"]

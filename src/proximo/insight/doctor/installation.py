@@ -205,7 +205,7 @@ def _sandbox() -> Part:
 
 
 def _written(name: str, folder: Path, otherwise: Standing, remedy: str) -> Part:
-    """Whether files can be written into a folder, or into the one that it would be made in."""
+    """Check that files can be written into a folder, or into the one that it would be made in."""
     existing = _existing(folder)
     try:
         with tempfile.NamedTemporaryFile(dir=existing, prefix=".proximo-doctor-"):

@@ -16,8 +16,8 @@ MAX_PARTS = 24
 """Maximum number of charts of a stage, and of parts of a reward, whose names are not known here."""
 
 
-OF_PAIRS = "accuracy of pairs"
-"""What stages log as accuracy."""
+TITLES = {"accuracy": "accuracy of pairs"}
+"""Titles of a stage's metrics that are not their names."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ def _of_stage(details: RunDetails) -> list[Chart]:
 
 def _titled(name: str) -> str:
     """Example: _titled("chosen_reward") == "chosen reward"."""
-    return OF_PAIRS if name == "accuracy" else name.replace("_", " ")
+    return TITLES.get(name, name.replace("_", " "))
 
 
 def _outcome(details: RunDetails) -> Chart:
