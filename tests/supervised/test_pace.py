@@ -1,6 +1,6 @@
 """Pace of a stage, by a clock that is told the time."""
 
-from proximo.supervised.pace import Pace, duration
+from proximo.supervised.pace import RowPace
 
 
 class Clock:
@@ -12,7 +12,7 @@ class Clock:
 
 def test_rows_in_a_second_and_the_time_that_is_left():
     clock = Clock()
-    pace = Pace(clock)
+    pace = RowPace(clock)
     clock.now += 4
     pace.stepped(8)
     assert pace.line(left=30) == "2 rows/s, 2 min left"
@@ -27,14 +27,10 @@ def test_rows_in_a_second_and_the_time_that_is_left():
 
 def test_lines_are_due_every_ten_steps_at_the_end_and_where_steps_are_slow():
     clock = Clock()
-    pace = Pace(clock)
+    pace = RowPace(clock)
     assert [step for step in range(1, 24) if pace.is_due(step, 23)] == [10, 20, 23]
     clock.now += 31
     assert pace.is_due(1, 23)
     pace.stepped(1)
     pace.line(22)
     assert not pace.is_due(2, 23)
-
-
-def test_durations():
-    assert [duration(seconds) for seconds in (0.2, 59, 90, 3599, 5400)] == ["1 s", "59 s", "2 min", "60 min", "1.5 h"]

@@ -117,7 +117,7 @@ def _model(model: Candidate, rehearsal: EvalRehearsal, config: EvalConfig) -> st
 
 
 def _sampling(config: EvalConfig) -> str:
-    """How often, and how, each problem is answered."""
+    """The number of answers to each problem, and how they are drawn."""
     sampling, k = config.sampling, config.samples
     limit = f"completions of at most {sampling.max_tokens:,} tokens"
     stop = f", ended by {', '.join(quoted(each, 40) for each in sampling.stop)}" if sampling.stop else ""

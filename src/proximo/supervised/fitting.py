@@ -15,7 +15,7 @@ from proximo.runs.log import RunLog
 from proximo.runs.session import RunSession
 from proximo.runs.signals import Stop, Stopped
 from proximo.supervised.kept_checkpoints import KeptCheckpoints, remove_later, retain
-from proximo.supervised.pace import Pace
+from proximo.supervised.pace import RowPace
 from proximo.supervised.schedule import FitOptions, Schedule
 from proximo.supervised.snapshots import BestStep, read_point, write_point
 from proximo.supervised.stage_model import HoldsStages, Stage, StageModel, StageOptions, WholeStageModel
@@ -154,7 +154,7 @@ class _Fitting:
         self.kept, self.tokenizer = kept, tokenizer
         self.schedule = Schedule(stage.size, options, seed)
         self.saver = Saver(log.event, lambda step, message: say(f"warning after step {step}: {message}"))
-        self.start, self.spent, self.pace = time.perf_counter(), 0.0, Pace()
+        self.start, self.spent, self.pace = time.perf_counter(), 0.0, RowPace()
         self.step, self.is_evaluated, self.saved = 0, True, 0
         """Steps done, whether the evaluation after the last one is done, and the step of the last snapshot."""
         self.skipped = 0
@@ -188,7 +188,7 @@ class _Fitting:
 
     def run(self) -> None:
         """Run all steps, or as many as patience allows."""
-        self.pace = Pace()
+        self.pace = RowPace()
         try:
             while not self._is_over():
                 self.stop.check()

@@ -3,13 +3,15 @@
 import time
 from collections.abc import Callable
 
+from proximo.runs.pace import duration
+
 EVERY = 10
 """Steps between progress lines."""
 SECONDS = 30.0
 """Seconds after which a line is printed all the same."""
 
 
-class Pace:
+class RowPace:
     """Measures steps as they are done, evaluations and saving in between included."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -32,10 +34,3 @@ class Pace:
         rest = f", {duration((now - self._begun) / self._done * left)} left" if left else ""
         self._shown, self._rows = now, 0
         return f"{speed}{rest}"
-
-
-def duration(seconds: float) -> str:
-    """Example: duration(90) == "2 min"; duration(5400) == "1.5 h"."""
-    if seconds < 60:
-        return f"{max(seconds, 1):.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 3600 else f"{seconds / 3600:.1f} h"
