@@ -103,10 +103,10 @@ DOOR: Any = proximo
         ),
         (
             lambda: DOOR.sft([{"prompt": "a"}]),
-            TypeError,
-            "data is .*: give a data file, or a SftConfig",
+            ValueError,
+            "model is not given: name the model to start from, or give a whole SftConfig",
         ),
-        (lambda: DOOR.dpo(None), TypeError, "data is None: give a data file, or a DpoConfig"),
+        (lambda: DOOR.dpo(None, model="m"), ValueError, "data is a NoneType: give a path, a hub id, a list"),
         (lambda: DOOR.evaluate(None), TypeError, "model is None: give a folder, a run's folder or a hub id"),
         (lambda: DOOR.evaluate("m", "arithmetics"), ValueError, "task is 'arithmetics': give one of arithmetic, "),
         (lambda: DOOR.evaluate("m", "file"), ValueError, "task is 'file': give one of arithmetic, countdown"),

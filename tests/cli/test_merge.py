@@ -115,9 +115,9 @@ def test_an_adapter_is_no_base_for_another_but_may_be_trained_whole(run: Path, t
 
 def test_the_dry_run_says_what_is_trained(capsys):
     assert main(["train", *SMALL, "--dry-run"]) == 0
-    assert "policy (0.8 M, frozen), its LoRA adapter (0.0 M, trained)\n" in capsys.readouterr().out
+    assert "policy (801 k, frozen), its LoRA adapter (38.9 k, trained);" in capsys.readouterr().out
     assert main(["train", "--training.freeze", "embed", "--dry-run", "--device", "cpu"]) == 0
-    assert "policy (0.8 M, trained), its frozen part (0.0 M, frozen), reference" in capsys.readouterr().out
+    assert "policy (788 k, trained), its frozen part (12.7 k, frozen), reference" in capsys.readouterr().out
 
 
 @pytest.mark.slow("checks a whole setup")

@@ -127,7 +127,7 @@ def test_a_run_folder_that_cannot_be_used_is_refused_before_processes_start(tmp_
 )
 def test_a_dry_run_says_whether_each_rank_holds_its_part(flags, peak, capsys):
     assert main(["train", "--ranks", "4", *flags, "--dry-run"]) == 0
-    assert f"# {peak}" in capsys.readouterr().out
+    assert f"# memory, time   {peak}" in capsys.readouterr().out
 
 
 @pytest.mark.slow("starts ranks")

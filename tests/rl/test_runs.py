@@ -129,7 +129,7 @@ def test_a_reward_model_is_counted_and_printed(policy, judge, capsys):
     assert main(["train", *flags]) == 0
     printed = capsys.readouterr().out
     assert ": policy (" in printed
-    assert f"reward model {judge} (" in printed
+    assert f"reward model {judge} (" in " ".join(printed.replace("\n#", " ").split())
     loaded = toml.loads(printed, RunConfig)
     assert loaded.rewards == RewardMix(task=0.0, models=(RewardModel(judge),))
     assert loaded.value == ValueOptions(OwnLayers(1))

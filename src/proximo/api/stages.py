@@ -89,8 +89,9 @@ def dpo(
 ) -> Fitted:
     """Learn from ranked completions directly, without a reward model; what `proximo dpo` does.
 
-    `data` are chosen and rejected completions, a path or rows, or a whole DpoConfig. All arguments are those of
-    `proximo.sft`, and `beta` is the strength of the implicit KL to the reference.
+    `data`, and `evaluation_data` to hold out, are chosen and rejected completions: a path or rows; or a whole
+    DpoConfig. `model` is where to start, and the words are those of `proximo.sft`, with `beta`, the strength of the
+    implicit KL to the reference. The other arguments are those of `proximo.train`.
 
     Example:
         fitted = proximo.dpo("pairs.jsonl", "runs/dpo", model="runs/sft", lr=1e-6, beta=0.1)
@@ -119,8 +120,9 @@ def reward_model(
 ) -> Fitted:
     """Train a model that scores completions, from ranked ones; what `proximo reward-model` does.
 
-    `data` are chosen and rejected completions, a path or rows, or a whole RewardModelConfig. All arguments are those of
-    `proximo.sft`.
+    `data`, and `evaluation_data` to hold out, are chosen and rejected completions: a path or rows; or a whole
+    RewardModelConfig. `model` is where to start, and the words are those of `proximo.sft`.
+    The other arguments are those of `proximo.train`.
 
     Example:
         judge = proximo.reward_model("pairs.jsonl", "runs/judge", model="runs/sft")

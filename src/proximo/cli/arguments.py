@@ -76,7 +76,8 @@ def take_list(arguments: list[str], flag: str, belongs: Callable[[str], bool] = 
     given = take(arguments_of := list(arguments), flag)
     if given is None:
         return None
-    if "," in given or f"{flag}={given}" in arguments:
+    is_number = given[:1] == "-" and given[1:2].isdigit()  # and no flag
+    if "," in given or is_number or f"{flag}={given}" in arguments:
         arguments[:] = arguments_of
         return [each.strip() for each in given.split(",")]
     values = take_several(arguments, flag) or []
