@@ -1,7 +1,7 @@
 """Stages from Python in a user's words: settings by one word, and data as it is."""
 
 from pathlib import Path
-from typing import get_type_hints
+from typing import Any, get_type_hints
 
 import pytest
 
@@ -15,6 +15,8 @@ from proximo.supervised.dpo import DpoConfig
 from proximo.supervised.fitting import FitOptions
 from proximo.supervised.sft import SftConfig
 
+CALLED: Any = proximo
+"""Called with what its types do not allow."""
 PAIRS = [{"prompt": f"{number}+1=", "chosen": str(number + 1), "rejected": "x"} for number in range(8)]
 
 
@@ -76,14 +78,14 @@ def test_rows_are_kept_as_a_file_that_a_resume_reads(configs: list):
 )
 def test_other_names_are_answered(name: str, message: str, configs: list):
     with pytest.raises(TypeError, match=f"^{name}: ") as refused:
-        proximo.sft("a.jsonl", model="m", **{name: 1})
+        CALLED.sft("a.jsonl", model="m", **{name: 1})
     assert message in str(refused.value)
     assert not configs
 
 
 def test_values_of_another_kind_are_refused_in_a_line(configs: list):
     with pytest.raises(ValueError, match="fit.learning_rate is 'fast': give a number"):
-        proximo.sft("a.jsonl", model="m", learning_rate="fast")
+        CALLED.sft("a.jsonl", model="m", learning_rate="fast")
     with pytest.raises(TypeError, match="data is a DpoConfig: give data, or a SftConfig"):
         proximo.sft(DpoConfig(DataFile("a")), model="m")
     with pytest.raises(ValueError, match="data has 2 paths: give one file"):

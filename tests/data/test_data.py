@@ -289,6 +289,7 @@ def test_conversations_with_tools(tmp_path: Path, tools: Any):
     # Arguments are an object, which templates write as JSON; keys that only other rows have are gone.
     [call] = first.calls
     assert call["function"] == {"name": "add", "arguments": {"a": 1, "b": 2}}
+    assert isinstance(last.prompt, tuple)
     assert last.prompt[1]["tool_calls"] == [call]
     assert last.arguments == {"tools": [{"type": "function", "function": {"name": "add", "parameters": {}}}]}
 

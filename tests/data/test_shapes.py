@@ -1,6 +1,7 @@
 """Odd shapes of data: what train, sft and dpo answer names the row, the column and the remedy, in a line."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,7 @@ def talk(*messages: Any) -> bytes:
     return lines(*(row | {"chosen": row["messages"], "rejected": [USER, {**REPLY, "content": "no"}]} for row in rows))
 
 
-SHAPES: dict[str, tuple[str, bytes, str, str, str]] = {
+SHAPES: Mapping[str, tuple[Any, ...]] = {
     "a column is missing": (
         "jsonl",
         lines(GOOD, {"x": 1}),

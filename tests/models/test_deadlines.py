@@ -49,7 +49,7 @@ def test_each_thread_has_its_own():
         thread.start()
     for thread in threads:
         thread.join(timeout=30)
-    assert sorted(late) == sorted(thread.ident for thread in threads)
+    assert sorted(late) == sorted(thread.ident or 0 for thread in threads)
 
 
 def test_what_ended_in_time_is_not_struck_later():

@@ -401,6 +401,7 @@ def test_all_replies_of_a_conversation_are_learned_in_one_row():
     # What a sampler would say, with the end of each turn, and nothing else.
     assert row.trained == (True,) * 3 + (False,) * len(between) + (True,) * 3
     assert (row.learned, row.is_apart) == (6, False)
+    assert row.trained is not None
     rows = to_rows([row, Encoded("y", (1,), ((2, 3),))])
     assert rows.mask[0].tolist() == list(row.trained)
     assert rows.mask[1].tolist() == [True, True] + [False] * (len(row.trained) - 2)
@@ -424,7 +425,7 @@ def test_a_template_that_rewrites_earlier_replies_has_each_learned_by_itself(tmp
         assert row.completions == (completion_tokens(tokenizer, each.prompt, each.completion),)
     # One without thoughts is written alike, and stays one row.
     assert len(encode(tokenizer, [talk("hi", "yo", "so?", "ok")], Limit(99), Mistakes())) == 1
-    turns = [{"role": m["role"], "content": m["content"]} for m in item.prompt]
+    turns = [dict(message) for message in item.prompt if not isinstance(message, str)]
     path = written(tmp_path / "x.jsonl", [{"messages": [*turns, {"role": "assistant", "content": item.completion}]}])
     told: list[str] = []
     prepare(DataFile(path, held_out=0.0), read_examples, tokenizer).report(RunLog(tmp_path / "run"), told.append)
@@ -494,7 +495,7 @@ def test_tool_calls_are_learned_as_the_template_writes_them(tmp_path: Path):
     }
     tokenizer = chatml(CALLS)
     [encoded] = prepare(DataFile(written(tmp_path / "x.jsonl", [row]), held_out=0.0), read_examples, tokenizer).train
-    text = tokenizer.decode([*encoded.prompt, *encoded.completions[0]])
+    text = str(tokenizer.decode([*encoded.prompt, *encoded.completions[0]]))
     assert text.startswith("<|im_start|>add<|im_end|>\n<|im_start|>user\nhi<|im_end|>")
     assert encoded.trained is not None
     learned = [token for token, is_learned in zip(encoded.completions[0], encoded.trained, strict=True) if is_learned]

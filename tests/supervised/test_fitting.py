@@ -247,8 +247,8 @@ def test_frozen_weights_stay_as_they_are(tmp_path: Path):
     held = stage_model(model, replace(OPTIONS, freeze=("layers.0.", "embed")), 0, torch.float32, None)
 
     class Everything(Pulled):
-        def losses(self, items):
-            yield sum(each.square().sum() for each in model.parameters()), {}
+        def losses(self, items: Sequence[int]) -> Iterator[tuple[Tensor, Mapping[str, float | Tensor]]]:
+            yield torch.stack([each.square().sum() for each in model.parameters()]).sum(), {}
 
     stage = Everything()
     stage.model = model
@@ -263,15 +263,18 @@ def test_frozen_weights_stay_as_they_are(tmp_path: Path):
 class Ranked(Pulled):
     """Two held-out metrics that disagree on which weights are best."""
 
+    told: list[tuple[float, float]]
+
     def held_out(self) -> dict[str, float]:
-        loss, accuracy = self._held_out.pop(0)
+        loss, accuracy = self.told.pop(0)
         return {"loss": loss, "accuracy": accuracy}
 
 
 @pytest.mark.parametrize(("metric", "best", "steps"), [("loss", 1, 3), ("accuracy", 2, 4)])
 def test_the_best_is_that_of_the_metric_that_is_named(metric: str, best: int, steps: int, tmp_path: Path):
     """A higher accuracy is better, and a lower loss; the same value again is not."""
-    stage = Ranked([(3.0, 0.5), (1.0, 0.5), (2.0, 0.75), (2.0, 0.75), (2.5, 0.5)], targets=(0.0,) * 8)
+    stage = Ranked(targets=(0.0,) * 8)
+    stage.told = [(3.0, 0.5), (1.0, 0.5), (2.0, 0.75), (2.0, 0.75), (2.5, 0.5)]
     result = fitted(stage, replace(OPTIONS, metric=metric, patience=2), tmp_path)
     assert (result.best_step, result.steps) == (best, steps)
     assert result.checkpoint.name == f"step-{best:06d}"

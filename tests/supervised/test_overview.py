@@ -82,7 +82,7 @@ def test_rankings_are_told_by_their_best_and_worst(folder: str, pairs: DataFile)
 @pytest.mark.usefixtures("no_weights")
 def test_what_is_trained_is_counted(folder: str, pairs: DataFile):
     config, parameters = RewardModelConfig(pairs, folder), tiny_model(hidden=32, layers=2, intermediate=48)
-    embedding = parameters.get_input_embeddings().weight.numel()
+    embedding = parameters.get_parameter("model.embed_tokens.weight").numel()
     trunk = sum(each.numel() for each in parameters.base_model.parameters())
     frozen = reward_model_overview(replace(config, fit=FitOptions(freeze=("embed",))))
     assert frozen.weights.all == trunk + 32

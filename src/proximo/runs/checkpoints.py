@@ -109,7 +109,7 @@ class Saver:
         """`log` takes the step, the kind and the message of an event."""
         self._log, self._say, self._failures = log, say, 0
 
-    def save(self, step: int, write: Callable[[], None], *, last: bool = False, again: bool = True) -> bool:
+    def save(self, step: int, write: Callable[[], object], *, last: bool = False, again: bool = True) -> bool:
         """Save by calling `write`; returns whether that worked. Raises OSError if the last save of a run fails, or too
         many in a row did. `again`: whether there will be another save."""
         try:

@@ -4,7 +4,6 @@ import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 from proximo.data import Mistakes, Row, read_rows, read_splits
 from proximo.data.rows import refuse_absent, shortened
@@ -102,7 +101,8 @@ class FileProblems:
             refuse_absent(rows, columns, f"{field} is {path!r}", name)
         for row in told_while_slow(rows, f"rows of {path} read", len(rows)):
             try:
-                problems.append(_Placed(row.location, self._make(row)))
+                problem = self._make(row)
+                problems.append(_Placed(row.location, problem, prompt_key(problem.prompt)))
             except ValueError as error:
                 mistakes.add(row.location, str(error))
         return problems
@@ -114,7 +114,5 @@ class _Placed:
 
     location: str
     problem: Problem
-
-    @cached_property
-    def key(self) -> str:
-        return prompt_key(self.problem.prompt)
+    key: str
+    """Key of the prompt."""

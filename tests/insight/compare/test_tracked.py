@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -26,7 +27,7 @@ def test_each_process_is_given_the_trackers(plan, tmp_path: Path, monkeypatch):
     files, job = ComparisonFolder(tmp_path / "c", ["tensorboard", "my file.py:Mine"]), next(iter(plan.jobs()))
     files.settle(plan, {}, [])
     commands: list[list[str]] = []
-    starter = SimpleNamespace(start=lambda arguments, log: commands.append([*map(str, arguments)]))
+    starter: Any = SimpleNamespace(start=lambda arguments, log: commands.append([*map(str, arguments)]))
     workers._start(job, files, Machine.current(), False, starter)
     events: list[object] = []
 
