@@ -219,14 +219,14 @@ DATA: dict[str, tuple[str, str | bytes | Callable[[Path], object], list[str]]] =
     "messages without a role": (
         "x.jsonl",
         GOOD_ROWS + '{"prompt": [{"content": "1"}], "answer": "2"}',
-        [":41: the prompt is", "role and content"],
+        [":41: prompt[0] has null as its role", "give a text"],
     ),
-    "no messages": ("x.jsonl", GOOD_ROWS + '{"prompt": [], "answer": "2"}', [":41: the prompt is []"]),
+    "no messages": ("x.jsonl", GOOD_ROWS + '{"prompt": [], "answer": "2"}', [":41: prompt is []", "role and content"]),
     "deep nonsense": ("x.jsonl", GOOD_ROWS + "[" * 100_000, [":41: not JSON"]),
     "escapes in a value": (
         "x.jsonl",
         GOOD_ROWS + '{"prompt": ["\x9b31m\u202e"], "answer": "2"}',
-        [":41: the prompt is", r"\x9b31m\u202e"],
+        [":41: prompt[0] is", r"\x9b31m\u202e"],
     ),
     "truncated Parquet": ("x.parquet", _truncated, ["not Parquet"]),
     "text named Parquet": ("x.parquet", GOOD_ROWS, ["not Parquet"]),

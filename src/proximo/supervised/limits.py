@@ -82,7 +82,7 @@ def _cut_start(row: Encoded, max_tokens: int) -> Encoded | None:
         return replace(row, prompt=row.prompt[-kept:])
     if len(row.completions) > 1:
         return None
-    tokens, trained = row.completions[0], row.trained
+    tokens, trained = next(iter(row.completions)), row.trained
     first, *others = tokens[-max_tokens:]
     behind = None if trained is None else trained[-len(others) :]
     return replace(row, prompt=(first,), completions=(tuple(others),), trained=behind)
