@@ -77,8 +77,10 @@ class File:
 
     @property
     def remarks(self) -> list[str]:
-        """Lines for a person: rows that keep_pass_rate leaves out, and prompts that occur more than once."""
-        return [line for line in (self._kept_line, self._problems.repeated_line) if line is not None]
+        """Lines for a person: rows that keep_pass_rate leaves out, how others are held out, and prompts that occur more
+        than once."""
+        lines = (self._kept_line, self._problems.again_line, self._problems.repeated_line)
+        return [line for line in lines if line is not None]
 
     @property
     def _kept_line(self) -> str | None:
