@@ -111,6 +111,15 @@ def test_the_header_shows_what_separates_values(name: str, text: str, tmp_path: 
     assert second == {"prompt": "4", "answer": None}
 
 
+def test_a_row_of_a_table_stands_where_an_editor_shows_it(tmp_path: Path):
+    """Behind the header, and behind cells of several lines and empty lines."""
+    path, mistakes = tmp_path / "x.csv", Mistakes()
+    path.write_text('prompt,answer\n1,2\n"one\ntwo\nthree",4\n\n5,6\n7\n8,9\n')
+    lines = [row.location for row in read_rows(str(path), mistakes)]
+    assert lines == [f"{path}, line {number}" for number in (2, 3, 7, 9)]
+    assert [line.partition(": ")[0] for line in mistakes] == [f"{path}, line 8"]
+
+
 @pytest.mark.parametrize(("name", "column"), [("x.csv", "prompt"), ("x.tsv", "prompt,answer")])
 def test_a_table_may_have_one_column(name: str, column: str, tmp_path: Path):
     (tmp_path / name).write_text(f"{column}\na\n")

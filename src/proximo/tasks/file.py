@@ -178,7 +178,8 @@ class File:
         if answer is None:
             wanted = ", ".join(self.answer_columns)
             raise ValueError(
-                f"no answer in {wanted}, and {type(self.reward).__name__} needs one: set task.answer_columns"
+                f"no answer in {wanted}, and {type(self.reward).__name__} needs one: give the answer, or leave the row "
+                "out"
             )
         if not str(answer).strip():
             raise ValueError(f"{column} is empty, and an empty completion would be right: give the answer")
