@@ -118,8 +118,8 @@ def judge_remarks(config: RunConfig) -> list[str]:
     """Remarks on reward models that training has never improved."""
     return [
         f"rewards.models has {each.path!r}, which is the model that its training began with, as no step made it "
-        "better: a score head that was new is untrained, and its scores are arbitrary; train the reward model again, with "
-        "another fit.learning_rate or more rankings"
+        "better: a score head that was new is untrained, and its scores are arbitrary; train the reward model again, "
+        "with another fit.learning_rate or more rankings"
         for each in config.rewards.models
         if is_untrained(each.path)
     ]
