@@ -191,6 +191,19 @@ def test_what_can_be_read_in_two_ways_or_none_is_refused(row, chosen: Chosen, li
     assert recognise(path, chosen)[0].path == path
 
 
+@pytest.mark.parametrize("place", [0, 10])
+def test_a_row_without_a_prompt_changes_nothing_about_the_others(place: int, tmp_path: Path):
+    """One that is skipped had switched the chat template off."""
+    rows: list[dict[str, Any]] = [{"question": f"What is {n}+1?", "answer": f"so #### {n + 1}"} for n in range(20)]
+    whole, line = recognise(written(tmp_path, rows), chat=True)
+    for bad in ({}, {"question": None, "label": "x"}):
+        some, with_bad = recognise(written(tmp_path, [*rows[:place], bad, *rows[place:]]), chat=True)
+        assert some == whole
+        assert some.chat is True
+        assert with_bad.partition(" rows, ")[2] == line.partition(" rows, ")[2]
+    recognise(written(tmp_path, [*rows[:place], {}, *rows[place:]]), Chosen(only_watched=True), chat=True)
+
+
 WATCHED = Chosen(only_watched=True)
 
 

@@ -68,9 +68,11 @@ def recognise(data: str, chosen: Chosen | None = None, *, chat: bool = False) ->
         mistakes.refuse(f"data is {data!r}, in which no row can be read:")
         raise ValueError(f"data is {data!r}: it has no rows")
     prompt = _prompt_column(data, rows, chosen)
-    answers = _answer_columns(data, rows, chosen)
-    reward, how = _reward(data, rows, answers, chosen)
-    is_text = bool(chosen.template) or all(isinstance(row.find(prompt), str) for row in rows)
+    # Rows without a prompt are bad rows, from which nothing follows for the others.
+    asked = [row for row in rows if chosen.template or row.find(prompt) is not None] or rows
+    answers = _answer_columns(data, asked, chosen)
+    reward, how = _reward(data, asked, answers, chosen)
+    is_text = bool(chosen.template) or not any(isinstance(row.find(prompt), list) for row in asked)
     is_question = chat and prompt.rpartition(".")[2] != "prompt"
     asks = is_text and (is_question if chosen.chat is None else chosen.chat)
     defaults = File(path)
@@ -87,7 +89,7 @@ def recognise(data: str, chosen: Chosen | None = None, *, chat: bool = False) ->
         chat_template_kwargs=chosen.chat_template_kwargs,
     )
     parts = [
-        f"{_shape(rows, prompt, answers)}: prompt in {prompt}"
+        f"{_shape(asked, prompt, answers)}: prompt in {prompt}"
         + (f", answer in {answers[0]}" if answers else "")
         + (
             ", formatted with the chat template"
@@ -116,7 +118,8 @@ def _prompt_column(data: str, rows: Sequence[Row], chosen: Chosen) -> str:
         if not chosen.template:
             refuse_absent(rows, [chosen.prompt_column], f"data is {data!r}", "task.prompt_column")
         return chosen.prompt_column
-    columns = [column for column in PROMPTS if rows[0].find(column) is not None]
+    known = ([column for column in PROMPTS if row.find(column) is not None] for row in rows)
+    columns = next(filter(None, known), [])  # of the first row that has any
     if len(columns) > 1 and not chosen.template:
         raise ValueError(
             f"data is {data!r}, whose prompt may be in {' or '.join(columns)}: choose with "
