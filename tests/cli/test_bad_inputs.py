@@ -197,7 +197,7 @@ DATA: dict[str, tuple[str, str | bytes | Callable[[Path], object], list[str]]] =
     "CSV with a short row": (
         "x.csv",
         "prompt,answer\n" + "1+1=,2\n" * 40 + "1+2=\n",
-        ["row 41: 1 values for 2 columns"],
+        ["line 42: 1 values for 2 columns"],
     ),
     "numbers for rows": ("x.jsonl", "1\n2\n", [":1: 1 is not an object with columns", ":2:"]),
     "NaN for a row": ("x.jsonl", "NaN\n", [":1:"]),

@@ -229,6 +229,32 @@ def test_sft_leaves_a_run(folder, tmp_path, capsys):
     assert "model was " in refused(again, capsys)  # without --model it would be another run
 
 
+@pytest.mark.slow("trains a reward model")
+def test_a_reward_model_that_never_got_better_is_not_offered(folder, tmp_path, capsys):
+    """Its checkpoint is a new score head on the model that it began with."""
+    rows = "".join(f'{{"prompt": "{i}+1=", "chosen": "{i + 1}", "rejected": "{i}"}}\n' for i in range(20))
+    (tmp_path / "pairs.jsonl").write_text(rows)
+    run, flags = str(tmp_path / "run"), ["--model", folder, "--data.held-out", "0.3", "--fit.learning-rate", "1e-12"]
+    assert main(["reward-model", str(tmp_path / "pairs.jsonl"), "--run", run, *flags]) == 0
+    printed = capsys.readouterr().out
+    assert (
+        "held-out loss never got better: the checkpoint is the model it began with, and a score head that was"
+        in printed
+    )
+    assert f"next        proximo doctor {run}\n" in printed
+    assert "--reward-model" not in printed
+    assert main(["doctor", run]) == 3
+    assert "warning  kept-start" in capsys.readouterr().out
+    checkpoint = str(next((tmp_path / "run" / "checkpoints").iterdir()))
+    for judge in (run, checkpoint):
+        judged = ["--task.type", "Arithmetic", "--model", folder, "--reward-model", judge]
+        assert main(["train", *judged, "--dry-run"]) == 0
+        assert (
+            f"# rewards.models has {judge!r}, which is the model that its training began with"
+            in capsys.readouterr().out
+        )
+
+
 def test_sft_learns_a_tasks_own_answers(folder, tmp_path, capsys):
     flags = ["--data.task.held-out", "20", "--data.examples", "8", "--model", folder]
     assert main(["sft", "--run", str(tmp_path / "run"), *flags]) == 0

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,9 @@ from proximo.api.evaluating import task_name
 from proximo.cli import main
 from proximo.config import toml
 from proximo.models import tiny_model, tiny_tokenizer
-from proximo.rewards import ExactMatch
+from proximo.rewards import ExactMatch, FormatReward
 from proximo.rl.config import EvaluationOptions, RunConfig
+from proximo.rl.reward_config import RewardMix, WeightedRule
 from proximo.samplers.sampler import SamplingOptions
 from proximo.tasks import Echo, File, Mixture, Source
 
@@ -68,6 +70,24 @@ def test_every_row_of_a_data_file_is_asked_with_the_runs_reward(run: Path, tmp_p
     flags = ["--task.prompt-column", "question", "--problems", "2", "--json"]
     assert main(["eval", str(tmp_path / "model"), "--data", str(data), *flags]) == 0
     assert json.loads(capsys.readouterr().out)["held_out/problems"] == 2
+
+
+@pytest.mark.parametrize("files", [1, 2])
+def test_a_run_of_several_rewards_is_asked_the_rows_of_files(files: int, run: Path, tmp_path: Path, capsys):
+    """All rows are held out then, so there is no training problem to look at."""
+    both = tmp_path / "both"
+    shutil.copytree(run, both)
+    rules = (WeightedRule(FormatReward("[0-9]+")), WeightedRule(ExactMatch(last_number=True)))
+    config = toml.load(str(run / "config.toml"), RunConfig)
+    task = replace(config.task, reward=None)  # pyright: ignore[reportArgumentType]
+    config = replace(config, task=task, rewards=RewardMix(task=0.0, rules=rules))
+    (both / "config.toml").write_text(toml.dumps(config))
+    names = [str(tmp_path / f"{number}.jsonl") for number in range(files)]
+    for number, name in enumerate(names):
+        rows = (json.dumps({"question": f"{n}+{number}=", "label": str(n + number)}) for n in range(3))
+        Path(name).write_text("\n".join(rows))
+    assert main(["eval", str(both), "--data", *names, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["held_out/problems"] == 3 * files
 
 
 def test_models_of_other_tasks_are_asked_the_same(run: Path, tmp_path: Path, capsys):

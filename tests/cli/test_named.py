@@ -7,7 +7,11 @@ import pytest
 
 import proximo
 from proximo.cli import main
+from proximo.cli.configs import base_config
 from proximo.models import tiny_model, tiny_tokenizer
+from proximo.rewards import ExactMatch
+from proximo.rl.reward_config import RewardModel
+from proximo.tasks import File
 from tests.cli.test_bad_inputs import refusal
 
 SUMS = "".join(f'{{"prompt": "{i}+1=", "completion": "{i + 1}", "answer": "{i + 1}"}}\n' for i in range(20))
@@ -94,6 +98,33 @@ def test_python_names_both_too(model, data, tmp_path):
 
 
 @pytest.mark.slow("trains a run")
+def test_a_reward_model_beside_data_leaves_the_answers_to_be_logged(model, data, tmp_path, capsys):
+    judged = ["--model", model, "--reward-model", "judge"]
+    config = base_config(["--data", data, *judged, "--rewards.task", "0"])
+    assert isinstance(config.task, File)
+    assert (config.task.reward, config.rewards.task) == (ExactMatch(last_number=True), 0.0)
+    assert "comparing last numbers, which is logged and not rewarded" in capsys.readouterr().err
+    config = base_config(["--data", data, *judged])
+    assert isinstance(config.task, File)
+    assert (config.task.reward, config.rewards.task) == (ExactMatch(last_number=True), 1.0)
+    (tmp_path / "asked.jsonl").write_text('{"prompt": "1+1="}\n' * 3)
+    config = base_config(["--data", str(tmp_path / "asked.jsonl"), *judged, "--rewards.task", "0"])
+    assert isinstance(config.task, File)
+    assert config.task.reward is None
+    assert "no answers: the reward model's score is the reward, and there is no other" in capsys.readouterr().err
+
+
+def test_python_leaves_the_answers_to_be_logged_too(model, data, tmp_path):
+    settings = {"rewards.task": 0.0, "rewards.models": (RewardModel("judge"),)}
+    config = proximo.config_for(model, data=data, settings=settings, quiet=True)
+    assert isinstance(config.task, File)
+    assert config.task.reward == ExactMatch(last_number=True)
+    (tmp_path / "asked.jsonl").write_text("".join(f'{{"prompt": "{number}+1="}}\n' for number in range(20)))
+    config = proximo.config_for(model, data=str(tmp_path / "asked.jsonl"), settings=settings, quiet=True)
+    assert isinstance(config.task, File)
+    assert config.task.reward is None
+
+
 def test_resume_goes_on_with_a_runs_own_config(model, data, tmp_path, capsys):
     run = str(tmp_path / "run")
     small = ["--sampling.max-tokens", "2", "--training.groups", "2", "--training.group-size", "2"]

@@ -21,7 +21,7 @@ from proximo.data import (
 )
 from proximo.data.examples import Columns
 from proximo.data.rankings import RankedColumns
-from proximo.data.splits import prompt_key
+from proximo.data.splits import chosen_again, held_out_keys, is_held_out, prompt_key
 
 USER, SYSTEM = {"role": "user", "content": "hi"}, {"role": "system", "content": "Be brief."}
 REPLY = {"role": "assistant", "content": "hello"}
@@ -109,6 +109,15 @@ def test_the_header_shows_what_separates_values(name: str, text: str, tmp_path: 
     assert not mistakes
     assert first == {"prompt": "1,5;2" if ";2" in text else "1,5", "answer": "3"}
     assert second == {"prompt": "4", "answer": None}
+
+
+def test_a_row_of_a_table_stands_where_an_editor_shows_it(tmp_path: Path):
+    """Behind the header, and behind cells of several lines and empty lines."""
+    path, mistakes = tmp_path / "x.csv", Mistakes()
+    path.write_text('prompt,answer\n1,2\n"one\ntwo\nthree",4\n\n5,6\n7\n8,9\n')
+    lines = [row.location for row in read_rows(str(path), mistakes)]
+    assert lines == [f"{path}, line {number}" for number in (2, 3, 7, 9)]
+    assert [line.partition(": ")[0] for line in mistakes] == [f"{path}, line 8"]
 
 
 @pytest.mark.parametrize(("name", "column"), [("x.csv", "prompt"), ("x.tsv", "prompt,answer")])
@@ -440,3 +449,32 @@ def test_the_order_of_a_messages_keys_moves_nothing_to_the_other_side_of_a_split
     mistakes = Mistakes()
     assert read_splits(read_examples, trained, kept, mistakes)[0] == []
     assert len(mistakes) == 1
+
+
+def test_what_the_hash_holds_out_of_is_split_as_before():
+    keys = [f"prompt {number}" for number in range(200)]
+    assert held_out_keys(keys, 0.1) == {key for key in keys if is_held_out(key, 0.1)}
+    assert held_out_keys(keys, 1.0) == set(keys)
+
+
+def test_training_prompts_of_a_run_are_split_by_a_second_hash():
+    keys = [key for number in range(200) if not is_held_out(key := f"prompt {number}", 0.1)]
+    chosen = held_out_keys(keys, 0.1)
+    assert chosen == held_out_keys(keys[::-1] * 2, 0.1)  # whatever their order, and however often they occur
+    assert len(chosen) == round(0.1 * len(keys))
+    assert not any(is_held_out(key, 0.1) for key in chosen)
+    assert held_out_keys(keys, 0.0) == set()
+    assert held_out_keys(keys[:9], 0.1) == set()  # too few: a person decides
+    assert len(held_out_keys(keys[:10], 0.01)) == 1
+
+
+def test_which_hash_has_chosen_is_known():
+    one, other = (
+        next(key for n in range(999) if is_held_out(key := json.dumps(f"p{n}"), 0.1) is first)
+        for first in (True, False)
+    )
+    first, again = (Ranking("", json.loads(key), ("a", "b")) for key in (one, other))
+    assert not chosen_again([first], 0.1)
+    assert chosen_again([again], 0.1)
+    assert not chosen_again([again], "file.jsonl")
+    assert not chosen_again([], 0.1)

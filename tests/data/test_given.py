@@ -52,6 +52,13 @@ def test_a_pandas_frame_has_none_where_nothing_is_and_lists_for_arrays():
     assert second == {"prompt": "2+2=", "answer": None, "tokens": None}
 
 
+def test_the_mark_before_a_files_first_column_is_none_of_its_name():
+    """As csv.DictReader reads a file that Excel wrote."""
+    rows = [{f"\ufeff{name}" if name == "prompt" else name: value for name, value in row.items()} for row in ROWS]
+    assert rows_of(rows) == ROWS
+    assert rows_of({"\ufeffprompt": COLUMNS["prompt"], "answer": COLUMNS["answer"]}) == ROWS
+
+
 def test_columns_of_different_lengths_and_splits_are_refused():
     with pytest.raises(ValueError, match="columns of different lengths: prompt 2, answer 1"):
         rows_of({"prompt": ["a", "b"], "answer": ["1"]})

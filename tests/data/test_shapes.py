@@ -64,7 +64,7 @@ SHAPES: Mapping[str, tuple[Any, ...]] = {
     "an answer is null": (
         "jsonl",
         bad(answer=None, completion=None, chosen=None),
-        "no answer in answer, and ExactMatch needs one: set task.answer_columns",
+        "no answer in answer, and ExactMatch needs one: give the answer, or leave the row out",
         "completion is null: give a text, or leave the row out",
         f"chosen is null: {TEXT}",
     ),
@@ -173,7 +173,7 @@ def test_an_odd_shape_is_answered_in_a_line(shape: str, command: str, tmp_path: 
     assert answers[("train", "sft", "dpo").index(command)] in last
     assert len(answer.splitlines()) <= 2  # with the heading that says how bad rows are left out
     if len(answer.splitlines()) == 2:
-        assert last.startswith((f"{path}:2: ", f"{path}, row 2: "))
+        assert last.startswith((f"{path}:2: ", f"{path}, line 3: "))
 
 
 @pytest.mark.parametrize("command", ["train", "sft", "dpo"])

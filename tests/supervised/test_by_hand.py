@@ -181,6 +181,43 @@ def test_a_session_goes_on_where_it_was_stopped(data, out, monkeypatch, capsys):
     assert "left" not in capsys.readouterr().out.splitlines()[-2]
 
 
+def test_without_an_answer_nothing_is_written_and_nothing_comes_next(data, out, monkeypatch, capsys):
+    answered("q\n", [data, "--out", out], monkeypatch)
+    printed = capsys.readouterr().out
+    assert f"0 ranked, nothing is written to {out}; 0 skipped\n4 left: the same command goes on\n" in printed
+    assert "next:" not in printed
+    assert not Path(out).exists()
+    answered("1\nq\n", [data, "--out", out], monkeypatch)
+    assert f"1 ranked, written to {out}; 0 skipped" in (printed := capsys.readouterr().out)
+    assert f"next: proximo dpo {out} --model MODEL" in printed
+
+
+def test_a_list_in_a_cell_of_a_table_is_read(tmp_path, out):
+    path = tmp_path / "x.csv"
+    path.write_text('prompt,completions\n1+1=,"[""2"", ""3""]"\n', newline="")
+    [asked] = questions(RankConfig(str(path), out))
+    assert (asked.prompt, sorted(asked.completions)) == ("1+1=", ["2", "3"])
+    path.write_text('prompt,ranking\n1+1=,"[""2"", ""3""]"\n', newline="")
+    [ranking] = read_rankings(str(path), Mistakes())
+    assert ranking.completions == ("2", "3")
+    path.write_text("prompt,completions\n1+1=,2 or 3\n", newline="")
+    with pytest.raises(ValueError, match="line 2: completions is no list: .* in a table as JSON"):
+        questions(RankConfig(str(path), out))
+
+
+def test_rows_without_completions_are_told_what_rank_needs(tmp_path, out):
+    """`rank` has no flags for columns."""
+    path = tmp_path / "x.csv"
+    path.write_text("question,answer\n1+1=,2\n", newline="")
+    with pytest.raises(ValueError, match="rank needs completions, and the columns are question, answer: give") as said:
+        questions(RankConfig(str(path), out))
+    assert "_column" not in str(said.value)
+    data = written(tmp_path / "x.jsonl", [{"question": "1+1=", "ranking": ["2", "3"]}])
+    with pytest.raises(ValueError, match="no column 'prompt', only question, ranking: give the prompt") as said:
+        questions(RankConfig(data, out))
+    assert "_column" not in str(said.value)
+
+
 def test_undo_leaves_the_files_as_they_were(data, out):
     session = RankingSession(questions(RankConfig(data, out)), RankingFile(out))
     session.rank([0, 1])
@@ -266,6 +303,20 @@ def test_keys(case, monkeypatch):
             with keys.single_keys():
                 os.write(person, typed)
                 assert rank._pressed(count) == answer
+    finally:
+        os.close(person)
+        os.close(terminal)
+
+
+def test_keys_that_were_typed_before_count(monkeypatch):
+    person, terminal = os.openpty()
+    try:
+        with open(terminal, closefd=False) as stdin:
+            monkeypatch.setattr("sys.stdin", stdin)
+            os.write(person, b"2")  # while the terminal still waits for whole lines
+            with keys.single_keys():
+                os.write(person, b"1")
+                assert [rank._pressed(2), rank._pressed(2)] == ["2", "1"]
     finally:
         os.close(person)
         os.close(terminal)

@@ -16,7 +16,7 @@ from proximo.models.shipped import resolve
 from proximo.runs.checkpoints import saved
 from proximo.runs.log import RunLog
 from proximo.supervised.fitting import FitOptions, Fitted, Schedule, fit
-from proximo.supervised.kept_checkpoints import KeptCheckpoints, remove_later
+from proximo.supervised.kept_checkpoints import KeptCheckpoints, is_untrained, remove_later
 from proximo.supervised.stage_model import stage_model
 
 OPTIONS = FitOptions(batch=2, learning_rate=0.01, warmup_steps=0, evaluate_every=1)
@@ -309,3 +309,23 @@ def test_checkpoints_on_the_way_are_kept_beside_the_best(tmp_path: Path):
     assert [path.name for path in saved(tmp_path / "kept" / "checkpoints")] == names[1:]
     with pytest.raises(ValueError, match="checkpoints.every is 0"):
         KeptCheckpoints(every=0)
+
+
+@pytest.mark.parametrize(
+    ("result", "untrained"),
+    [
+        ('{"best_step": 0, "before": {"loss": 1.0}, "checkpoint": "step-000000"}', True),
+        ('{"best_step": 3, "before": {"loss": 1.0}, "checkpoint": "step-000003"}', False),
+        ('{"best_step": 0, "before": {}, "checkpoint": "step-000003"}', False),  # nothing is held out
+        ('{"after": {}}', False),  # a run of train
+        ("[1]", False),
+        ("{", False),
+    ],
+)
+def test_whether_a_stage_kept_what_it_began_with_is_read_from_its_result(result: str, untrained: bool, tmp_path):
+    (tmp_path / "result.json").write_text(result)
+    checkpoints = tmp_path / "checkpoints"
+    assert is_untrained(str(tmp_path)) is untrained
+    assert is_untrained(str(checkpoints / "step-000000")) is untrained
+    assert not is_untrained(str(checkpoints / "step-000009"))  # one that was kept on the way
+    assert not is_untrained("a/hub-model")

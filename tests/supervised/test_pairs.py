@@ -11,7 +11,7 @@ import torch
 
 from proximo.algorithms import GRPO
 from proximo.cli import main
-from proximo.data import Mistakes, read_rankings
+from proximo.data import DataFile, Mistakes, read_rankings
 from proximo.models import tiny_tokenizer
 from proximo.models.tokens.spelling import Spelling
 from proximo.rl.assemble import to_batch
@@ -22,7 +22,9 @@ from proximo.rl.train import train
 from proximo.runs.log import RunLog
 from proximo.runs.rollouts import rollout_table
 from proximo.samplers.sampler import SamplingOptions
+from proximo.supervised.encoding import prepare
 from proximo.supervised.pairs import Counts, PairsConfig, write_pairs
+from proximo.tasks import File
 from proximo.tasks.arithmetic import Arithmetic
 from proximo.types import Completion, Grade, Group, Problem, Rollout
 
@@ -255,3 +257,28 @@ def test_pairs_of_a_real_run(tmp_path):
         first, second = each["prompt"].removesuffix("=").split("+")
         assert int(each["chosen"]) == int(first) + int(second)
         assert each["rejected"] != each["chosen"]
+
+
+def test_rankings_of_a_run_on_a_file_have_held_out_rows(tmp_path):
+    """A run trains on what its file's hash does not hold out, which the same hash would not hold out here either."""
+    rows = (json.dumps({"prompt": f"{number}+1=", "answer": str(number + 1)}) for number in range(60))
+    (tmp_path / "sums.jsonl").write_text("\n".join(rows))
+    task = File(str(tmp_path / "sums.jsonl"))
+    asked = [task.problem(index, "train", 0).prompt for index in range(task.size("train"))]
+    stored = [
+        row(number, text, outcome) | {"prompt": prompt}
+        for number, prompt in enumerate(asked)
+        for text, outcome in (("1", 1.0), ("0", 0.0))
+    ]
+    run, out = tmp_path / "run", str(tmp_path / "pairs.jsonl")
+    (run / "rollouts").mkdir(parents=True)
+    pq.write_table(pa.Table.from_pylist(stored), run / "rollouts" / "step-000001.parquet")
+    write_pairs(PairsConfig(str(run), out))
+    prepared = prepare(DataFile(out), read_rankings, tiny_tokenizer())
+    assert len(prepared.held_out) == round(0.1 * len(asked))
+    assert prepared.counts == (
+        f"{len(asked) - len(prepared.held_out)} to train on, {len(prepared.held_out)} held out (by a second hash, as "
+        "the first, by which runs hold out prompts, chooses none of these)"
+    )
+    [again] = File(out, answer_columns=("chosen",)).remarks  # and so are a run's on rows of which none is held out
+    assert again.startswith(f"{out}: {len(prepared.held_out)} rows held out by a second hash")

@@ -22,6 +22,7 @@ from proximo.supervised.fitting import FitOptions
 from proximo.supervised.sft import References, SftConfig, Supervised, reference_examples, sft
 from proximo.tasks import Arithmetic, File
 from tests.models.test_scoring import exact
+from tests.supervised.test_encoding import chatml
 
 TINY = tiny_tokenizer()
 RAGGED = [
@@ -277,3 +278,35 @@ def test_a_run_folder_resolves_to_its_newest_checkpoint(tmp_path: Path):
     for name in ("step-000020", "step-000100", "step-1000000", "step-000003"):
         (tmp_path / "checkpoints" / name).mkdir()
     assert resolve(str(tmp_path)) == str(tmp_path / "checkpoints" / "step-1000000")
+
+
+def test_a_run_does_not_go_on_with_other_items_than_it_began_with(tmp_path: Path):
+    """An earlier version made one item of each reply of a conversation, and noted no number of items."""
+    turns = [{"role": role, "content": "12"} for role in ("user", "assistant", "user", "assistant")]
+    rows = [{"messages": [{"role": "user", "content": str(number)}, *turns[1:]]} for number in range(8)]
+    (tmp_path / "chats.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    model, tokenizer = small(), chatml()
+    model.resize_token_embeddings(len(tokenizer))
+    model.save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    fit = FitOptions(batch=2, epochs=3.0, save_every=4)
+    config = SftConfig(DataFile(str(tmp_path / "chats.jsonl"), held_out=0.0), str(tmp_path / "model"), fit=fit)
+
+    def until_the_tenth(line: str) -> None:
+        if line.startswith("step 10/"):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        sft(config, tmp_path / "run", until_the_tenth)
+    record = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert record["items"] == 8
+    record = {name: each for name, each in record.items() if name not in ("sealed", "sha256")}
+    for changed, began in (
+        ({**record, "items": 16}, "16 items of data"),
+        ({name: each for name, each in record.items() if name not in ("items", "steps")}, "8 conversations row by row"),
+    ):
+        (tmp_path / "run" / "run.json").write_text(json.dumps(changed))
+        with pytest.raises(ValueError, match=f"began with {began}.*, and this version reads 8 items there"):
+            sft(config, tmp_path / "run", quiet)
+    (tmp_path / "run" / "run.json").write_text(json.dumps(record))
+    assert sft(config, tmp_path / "run", quiet).steps == 12

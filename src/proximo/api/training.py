@@ -123,7 +123,9 @@ def train(
     refuse_unknown(words, "train")
     base = model if isinstance(model, RunConfig) else _starting_config(model, data)
     played = given_environment(environment, tools, max_turns)
-    base = _given(base, data, evaluation_data, _one_of(reward, rewards), algorithm, steps, quiet, words, played)
+    rewards = _one_of(reward, rewards)
+    base = base if rewards is not None else _with_mix(base, settings or {})
+    base = _given(base, data, evaluation_data, rewards, algorithm, steps, quiet, words, played)
     config, chosen = _chosen(base, words, settings or {}, steps, suited=not isinstance(model, RunConfig))
     config = measured(scheduled(config, schedules), metrics)
     options = {"resume": resume, "allow_change": allow_change, "accept_lost": accept_lost_rows, "track": track}
@@ -134,6 +136,12 @@ def _one_of(reward: "Rewards | None", rewards: "Rewards | None") -> "Rewards | N
     if reward is not None and rewards is not None:
         raise ValueError("reward and rewards are both given, and mean the same: give one of them")
     return rewards if reward is None else reward
+
+
+def _with_mix(config: RunConfig, settings: Mapping[str, Any]) -> RunConfig:
+    """The config with the rewards that settings name: whether data need answers depends on them."""
+    mix = {name: value for name, value in settings.items() if name.partition(".")[0] == "rewards"}
+    return with_settings(config, {}, mix) if mix else config
 
 
 def _chosen(
@@ -246,7 +254,9 @@ def config_for(
     refuse_unknown(words, "config_for")
     base = replace(_starting_config(model, data), adapter=as_lora(adapter))
     played = given_environment(environment, tools, max_turns)
-    base = _given(base, data, evaluation_data, _one_of(reward, rewards), algorithm, steps, quiet, words, played)
+    rewards = _one_of(reward, rewards)
+    base = base if rewards is not None else _with_mix(base, settings or {})
+    base = _given(base, data, evaluation_data, rewards, algorithm, steps, quiet, words, played)
     config, chosen = _chosen(base, words, settings or {}, steps, suited=True)
     config = measured(scheduled(config, schedules), metrics)
     for line in () if quiet else listed(chosen, CHANGED):
@@ -291,7 +301,8 @@ def _given(
     elif data is not None:
         rewarded = rewards is not None or is_scored(config)
         asked = {"template": words.get("template", ""), "system": words.get("system", ""), "chat": words.get("chat")}
-        task = task_of(data, evaluation=evaluation_data, model=config.model, rewarded=rewarded, quiet=quiet, **asked)
+        asked |= {"rewarded": rewarded, "watched": config.rewards.only_watches}
+        task = task_of(data, evaluation=evaluation_data, model=config.model, quiet=quiet, **asked)
         config = replace(config, task=with_reward(task, None) if rewarded and rewards is None else task)
     elif evaluation_data:
         raise ValueError("evaluation_data goes with data: give the data to train on too")
@@ -310,6 +321,7 @@ def task_of(
     system: str = "",
     chat: bool | None = None,
     rewarded: bool = False,
+    watched: bool = False,
     keep_in: PathLike = KEPT,
     quiet: bool = False,
 ) -> TaskOptions:
@@ -322,6 +334,7 @@ def task_of(
     prompt_column, answer_columns, held_out, template, system, chat   as in tasks.File, where they are not to be
                     recognised
     rewarded        whether something else than the data's answers is rewarded, such as a function
+    watched         whether a reward model is rewarded: answers are graded where there are any, and only logged
     keep_in         folder in which rows are written, since a resume needs them
     quiet           no lines on stderr
 
@@ -336,6 +349,7 @@ def task_of(
         system=system,
         chat=chat,
         has_reward=rewarded,
+        only_watched=watched,
     )
     templated = model is not None and load_tokenizer(resolve(model)).chat_template is not None
     opened = open_data(paths_of(data, Path(keep_in)), paths_of(evaluation, Path(keep_in)), chosen, chat=templated)

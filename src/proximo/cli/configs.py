@@ -61,7 +61,7 @@ def base_config(arguments: list[str], default: RunConfig = ARITHMETIC) -> RunCon
         config = _with_judge(config, judge, take(arguments, "--rewards.task"))
     environment = take_environment(arguments, config.environment)
     is_paid = bool(rewards) or is_rewarded(config.rewards, environment)
-    task = take_task(arguments, config.model, rewarded=is_paid)
+    task = take_task(arguments, config.model, rewarded=is_paid, watched=config.rewards.only_watches)
     if task is not None and rewards:
         task = with_reward(task, ExactMatch())  # stands for the rewards until they take its place
     config = with_values(config if task is None else replace(config, task=task, environment=environment))

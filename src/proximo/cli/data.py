@@ -1,7 +1,7 @@
 """`--data` and `--eval-data`: the task of data that a person has, recognised and said line by line."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from proximo.cli.arguments import asks_for_help, read_number, refuse, refusing, say, take_several, take_switch
 from proximo.cli.flags import read_flags
@@ -88,16 +88,18 @@ def take_schedules(arguments: list[str]) -> dict[str, str]:
 
 
 def is_rewarded(rewards: RewardMix, environment: EnvironmentOptions) -> bool:
-    """True if something else than the data's answers is rewarded."""
-    return rewards.task == 0 or (isinstance(environment, Acting) and environment.scores)
+    """True if something else is rewarded in the place of the data's answers."""
+    has_functions = rewards.task == 0 and not rewards.models
+    return has_functions or (isinstance(environment, Acting) and environment.scores)
 
 
 def take_task(
-    arguments: list[str], model: str, *, rewarded: bool = False, held_out: float | None = None
+    arguments: list[str], model: str, *, rewarded: bool = False, watched: bool = False, held_out: float | None = None
 ) -> TaskOptions | None:
     """The task that --data names, removed from the arguments; None where it is not given. Flags of the task decide
-    what they name, and stay. `rewarded` says whether something else than the data's answers is rewarded, `held_out`
-    the share that is held out where no flag says it."""
+    what they name, and stay. `rewarded` says whether something else than the data's answers is rewarded, `watched`
+    whether a reward model is and answers are graded where there are any, `held_out` the share that is held out where
+    no flag says it."""
     data, evaluation = take_several(arguments, "--data"), take_several(arguments, "--eval-data")
     if (data is None and evaluation is None) or asks_for_help(arguments):
         return None
@@ -105,7 +107,7 @@ def take_task(
         refuse("--eval-data goes with --data: give the data to train on too")
     if _peeked(arguments, "type"):
         refuse("--data and --task.type: give one of them; --data chooses the task itself")
-    chosen = _chosen(arguments, rewarded, held_out)
+    chosen = replace(_chosen(arguments, rewarded, held_out), only_watched=watched)
     with refusing():
         opened = open_data(data, evaluation or (), chosen, chat=_has_chat_template(_model(arguments) or model))
     for line in opened.lines:

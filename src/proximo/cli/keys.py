@@ -25,11 +25,12 @@ def are_there() -> bool:
 
 @contextmanager
 def single_keys() -> Iterator[None]:
-    """A terminal that hands over each key at once and does not print it; as before afterwards."""
+    """A terminal that hands over each key at once and does not print it; as before afterwards. Keys that were typed
+    before count."""
     terminal = sys.stdin.fileno()
     before = termios.tcgetattr(terminal)
     try:
-        tty.setcbreak(terminal)
+        tty.setcbreak(terminal, termios.TCSADRAIN)
         yield
     finally:
         with suppress(termios.error):  # the terminal was closed

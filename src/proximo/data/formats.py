@@ -194,14 +194,16 @@ def _csv(path: str, file: BinaryIO, mistakes: Noting) -> list[LocatedValue]:
         columns = next(lines, [])
         if len(set(columns)) < len(columns):
             raise OSError(f"it has two columns with one name, of {', '.join(columns)}: rename one")
-        rows, count = [], 0
+        rows, count, before = [], 0, lines.line_num
         for number, values in enumerate(lines, start=1):
+            # Where the row begins: quoted values may have several lines.
+            location, before = f"{path}, line {before + 1}", lines.line_num
             count += len(values)
             if len(values) == len(columns):
-                rows.append((f"{path}, row {number}", {n: v or None for n, v in zip(columns, values, strict=True)}))
+                rows.append((location, {n: v or None for n, v in zip(columns, values, strict=True)}))
             elif values:
                 what = f"{len(values)} values for {len(columns)} columns: put quotes around values with a separator"
-                mistakes.add(f"{path}, row {number}", what)
+                mistakes.add(location, what)
             if number > MAX_ROWS:
                 raise OSError(f"it has more than {MAX_ROWS:,} rows: give a part of them")
             _refuse_values(count)

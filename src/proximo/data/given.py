@@ -10,11 +10,14 @@ from typing import Any
 
 import pyarrow as pa
 
+MARK = "\ufeff"
+"""Character before the first column of a CSV file that was read without `encoding="utf-8-sig"`; nobody sees it."""
+
 
 def rows_of(given: Any) -> list[Mapping[str, Any]]:
     """The rows; ValueError, in a line, for anything else."""
     if isinstance(given, Mapping) and given and _has_columns(given):
-        return _of_columns(given)
+        given = _of_columns(given)
     if isinstance(given, Mapping):
         splits = " or ".join(f"data[{name!r}]" for name in given)
         raise ValueError(f"data is a {type(given).__name__} with {', '.join(map(str, given))}: give one, {splits}")
@@ -31,7 +34,13 @@ def rows_of(given: Any) -> list[Mapping[str, Any]]:
         )
     if not given:
         raise ValueError("data has no rows")
-    return list(given)
+    has_mark = any(isinstance(name, str) and name.startswith(MARK) for name in given[0])
+    return [_unmarked(row) for row in given] if has_mark else list(given)
+
+
+def _unmarked(row: Mapping[Any, Any]) -> Mapping[Any, Any]:
+    """A row whose columns are without the mark that some programs put before UTF-8."""
+    return {name.removeprefix(MARK) if isinstance(name, str) else name: value for name, value in row.items()}
 
 
 def _has_columns(given: Mapping[Any, Any]) -> bool:

@@ -1,5 +1,6 @@
 """Completions of one prompt in order of preference."""
 
+import json
 import math
 import re
 from collections.abc import Sequence
@@ -37,6 +38,8 @@ class RankedColumns:
     ranking: str = "ranking"
 
 
+MAX_CELL = 16 << 20
+"""Maximum characters of a cell that is read as a list."""
 REPLIES = ("\n\nAssistant:", "<|im_start|>assistant\n", "<|start_header_id|>assistant<|end_header_id|>\n\n")
 """Texts before a reply in conversations that are one text: of Anthropic's data, and of two chat templates."""
 
@@ -59,7 +62,7 @@ def ranking_of(row: Row, columns: RankedColumns | None = None) -> Ranking:
     """The ranking of one row; ValueError says what is wrong with it."""
     columns = columns or RankedColumns()
     if row.has(columns.ranking):
-        ranked = row[columns.ranking]
+        ranked = as_list(row[columns.ranking])
         if not isinstance(ranked, list) or len(ranked) < 2:
             raise ValueError(f"{columns.ranking} is {shortened(ranked)}: give at least two completions, the best first")
         completions = [read_completion(value, f"{columns.ranking}[{number}]") for number, value in enumerate(ranked)]
@@ -73,6 +76,16 @@ def ranking_of(row: Row, columns: RankedColumns | None = None) -> Ranking:
         if completions[0] == completions[1]:
             raise ValueError("chosen and rejected are equal: there is no preference to learn")
     return Ranking(row.location, prompt, tuple(completions), _margin(row, len(completions)))
+
+
+def as_list(value: Any) -> Any:
+    """A list that a text spells as JSON, as cells of tables do; anything else as it is."""
+    if not isinstance(value, str) or not value.lstrip().startswith("[") or len(value) > MAX_CELL:
+        return value
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError):
+        return value
 
 
 def ranking_row(ranking: Ranking) -> dict[str, Any]:

@@ -91,7 +91,7 @@ def _numbered(location: str) -> list[tuple[int, str]]:
 @dataclass(frozen=True)
 class Row:
     location: str
-    """File and row, for messages: `pairs.jsonl:7` or `pairs.parquet, row 7`."""
+    """File and row, for messages: `pairs.jsonl:7`, `pairs.csv, line 7` or `pairs.parquet, row 7`."""
     values: Mapping[str, Any]
     """Values by column."""
 

@@ -1,11 +1,19 @@
-"""Training and held-out splits, decided by a hash of the prompt, so that adding rows moves no other row."""
+"""Training and held-out splits, decided by a hash of the prompt, so that adding rows moves no other row.
+
+Only a file of which the hash holds out nothing is split anew when its rows change.
+"""
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol, TypeVar, runtime_checkable
 
 from proximo.data.rows import Mistakes, Prompt
+
+ENOUGH = 10
+"""Prompts of a file of which some can be held out although their hash holds out none."""
+AGAIN = "by a second hash, as the first, by which runs hold out prompts, chooses none of these"
+"""Words for a person on rows that were held out by the second hash."""
 
 
 def stable_hash(*parts: object) -> int:
@@ -29,6 +37,22 @@ def _role_and_content_first(item: tuple[str, str]) -> tuple[bool, bool, str]:
 def is_held_out(key: str, share: float) -> bool:
     """Equal keys get equal answers, at any place of any file."""
     return stable_hash("held_out", key) < share * 2**64
+
+
+def held_out_keys(keys: Iterable[str], share: float) -> set[str]:
+    """The keys that a share of a file holds out: those that their hash says. Where it says none of them, as for the
+    training prompts of a run that held out the same share, the lowest of a second hash, if there are enough."""
+    different = set(keys)
+    chosen = {key for key in different if is_held_out(key, share)}
+    if chosen or not share or len(different) < ENOUGH:
+        return chosen
+    count = min(max(1, round(share * len(different))), len(different) - 1)
+    return set(sorted(different, key=lambda key: stable_hash("held_out again", key))[:count])
+
+
+def chosen_again(held_out: Sequence["Located"], share: float | str) -> bool:
+    """Tell whether held-out items were chosen by the second hash."""
+    return not isinstance(share, str) and bool(held_out) and not any(is_held_out(each.key, share) for each in held_out)
 
 
 @runtime_checkable
@@ -57,11 +81,8 @@ def read_splits(
     """Read training and held-out items. Held out is a share of the file, or a separate file without overlap."""
     items = read(path, mistakes, field=f"{field}.path")
     if not isinstance(held_out, str):
-        kept = [is_held_out(item.key, held_out) for item in items]
-        return (
-            [item for item, away in zip(items, kept, strict=True) if not away],
-            [item for item, away in zip(items, kept, strict=True) if away],
-        )
+        away = held_out_keys((item.key for item in items), held_out)
+        return [item for item in items if item.key not in away], [item for item in items if item.key in away]
     if held_out == path:
         raise ValueError(
             f"{field}.held_out is {held_out!r}, which is trained on: give other data, or a share such as 0.1"

@@ -47,7 +47,7 @@ def with_reward_models(
     `compiled` is whether these may be compiled on a GPU."""
     if mix.is_verdict:
         return task
-    problem = task.problem(0, "train", 0)
+    problem = task.problem(0, "held_out" if task.size("train") == 0 else "train", 0)
     for rule in mix.rules:
         if rule.reward.needs_answer and problem.answer is None:
             kind = type(rule.reward).__name__

@@ -82,6 +82,11 @@ class RewardMix:
         return self.task == 1 and not self.models and not self.rules
 
     @property
+    def only_watches(self) -> bool:
+        """True if a reward model is rewarded, and the task's score is only logged."""
+        return self.task == 0 and bool(self.models)
+
+    @property
     def names(self) -> list[str]:
         """Names of the parts other than the task: models, then rules."""
         models = ["reward_model"] if len(self.models) == 1 else [_folder_name(model.path) for model in self.models]

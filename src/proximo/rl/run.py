@@ -18,7 +18,7 @@ from proximo.rl.evaluate import evaluate
 from proximo.rl.mixed_reward import with_reward_models
 from proximo.rl.monitor import Monitor
 from proximo.rl.preflight.calibration import Calibration, calibration
-from proximo.rl.preflight.preflight import Preflight, preflight
+from proximo.rl.preflight.preflight import Preflight, judge_remarks, preflight
 from proximo.rl.progress import Progress
 from proximo.rl.rollouts import Collector, Rollouts
 from proximo.runs.checkpointer import StatefulParts
@@ -65,7 +65,7 @@ class Run:
         self.measures.check()
         with self.grading.active():
             graded = calibration(self.task, config.seed)
-            self.remarks = [*graded.remarks, *config.penalty_remarks]
+            self.remarks = [*graded.remarks, *config.penalty_remarks, *judge_remarks(config)]
         calibrated(graded)
         built = build_learner(config, checked.path, checked.device, self.tokenizer, ranks)
         self.model, self.teacher = built.model, built.teacher

@@ -96,6 +96,15 @@ class RunSession:
         """Threads and libraries chosen when the run began; others would change the last digits of its numbers."""
         return None if self._record is None else Machine.from_dict(self._record["machine"])
 
+    def recorded(self, name: str) -> object:
+        """What an earlier attempt noted of the run in run.json under this name; None where it did not."""
+        return None if self._record is None else self._record.get(name)
+
+    @property
+    def goes_on(self) -> bool:
+        """True if it is resumed from a checkpoint with the config and the files that it began with."""
+        return self.resume_from is not None and not self._changes
+
     @property
     def is_empty(self) -> bool:
         """True if nothing was computed yet; the config of such a run may still change."""

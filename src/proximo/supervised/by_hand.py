@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
-from proximo.data.rankings import Ranking, ranking_of, ranking_row, read_rankings
+from proximo.data.rankings import Ranking, as_list, ranking_of, ranking_row, read_rankings
 from proximo.data.rows import Mistakes, Prompt, Row, read_completion, read_prompt, read_rows
 from proximo.data.splits import prompt_key, stable_hash
 from proximo.runs.files import RECORD, ROLLOUTS
@@ -118,13 +118,24 @@ def _rows(path: str) -> list[tuple[Prompt, list[str]]]:
 
 def _row(row: Row) -> tuple[Prompt, list[str]]:
     if not row.has("completions"):
-        ranking = ranking_of(row)
-        return ranking.prompt, list(ranking.completions)
-    given = row["completions"]
+        return _ranked_before(row)
+    given = as_list(row["completions"])
     if not isinstance(given, list):
-        raise ValueError("completions is no list: give the completions of the prompt as a list")
+        raise ValueError("completions is no list: give the completions of the prompt as a list, in a table as JSON")
     texts = [read_completion(value, f"completions[{number}]") for number, value in enumerate(given)]
     return read_prompt(row["prompt"]), texts
+
+
+def _ranked_before(row: Row) -> tuple[Prompt, list[str]]:
+    if not row.has("ranking") and not row.has("chosen", "rejected"):
+        raise ValueError(
+            f"rank needs completions, and the columns are {', '.join(row.values) or 'none'}: give a run of train, or "
+            "rows with a prompt and a list `completions`"
+        )
+    if row.has("ranking") and not row.has("prompt"):
+        raise ValueError(f"no column 'prompt', only {', '.join(row.values)}: give the prompt of the ranking")
+    ranking = ranking_of(row)
+    return ranking.prompt, list(ranking.completions)
 
 
 # Answers

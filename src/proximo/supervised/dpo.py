@@ -37,7 +37,7 @@ from proximo.supervised.reference import (
     weights_fingerprint,
     write_reference,
 )
-from proximo.supervised.snapshots import once
+from proximo.supervised.snapshots import once, refuse_other_items
 from proximo.supervised.stage_model import HoldsStages, StageModel, check_held, loading_place, stage_model
 from proximo.types.tensor_types import Float
 
@@ -110,6 +110,7 @@ def _dpo(
     path, reference_path = resolve(config.model), resolve(config.reference or config.model)
     overview = dpo_overview(config)
     tokenizer, data = overview.tokenizer, overview.data
+    refuse_other_items(session, data.train)
     overview.tell(say, session.folder)
     known = _known(config, data)
     shared, batch, budget = reference_path == path, config.fit.batch, config.fit.token_budget

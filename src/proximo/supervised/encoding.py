@@ -11,7 +11,7 @@ from torch import Tensor
 
 from proximo.data import DataFile, Example, Mistakes, Prompt, Ranking, read_rankings, read_splits
 from proximo.data.rankings import RankedColumns
-from proximo.data.splits import ReadsItems, refuse_empty
+from proximo.data.splits import AGAIN, ReadsItems, chosen_again, refuse_empty
 from proximo.models import micro_batches, prompt_tokens
 from proximo.models.context_length import reach_of
 from proximo.models.model_types import PreTrainedModel, PreTrainedTokenizerBase
@@ -41,6 +41,8 @@ class Prepared:
     """Bad rows that were skipped; empty unless skip_bad was set."""
     limit: "Limit | None" = None
     """Limit of their length, with the number of rows that were too long."""
+    held_out_again: bool = False
+    """Whether the held-out rows were chosen by the second hash."""
 
     def check_room(self, model: PreTrainedModel) -> None:
         """Refuse rows that are longer than the model's context."""
@@ -54,7 +56,8 @@ class Prepared:
         """Number of rows to train on, held out and left out, for a person."""
         left_out = f", {counted(len(self.mistakes), 'bad row')} left out" if self.mistakes else ""
         too_long = "" if self.limit is None else self.limit.line
-        return f"{len(self.train)} to train on, {len(self.held_out)} held out{left_out}{too_long}"
+        again = f" ({AGAIN})" if self.held_out_again else ""
+        return f"{len(self.train)} to train on, {len(self.held_out)} held out{again}{left_out}{too_long}"
 
     def report(self, log: RunLog, say: Callable[[str], None]) -> None:
         """Report what became of rows that are not trained on as they are."""
@@ -96,7 +99,7 @@ def prepare(
         mistakes.refuse(f"data.path is {data.path!r}, with bad rows (`data.skip_bad=True` leaves them out):")
     limit.refuse_most(len(items) + len(kept))
     refuse_empty(len(train), len(held_out), data.path, data.held_out, remedy="a larger share, a file, or 0 for none")
-    return Prepared(train, held_out, mistakes, limit)
+    return Prepared(train, held_out, mistakes, limit, chosen_again(kept, data.held_out))
 
 
 class NamesRanked(Protocol):

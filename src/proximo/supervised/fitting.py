@@ -117,7 +117,7 @@ def fit_session(
     steps = Schedule(stage.size, config.fit, config.seed).steps
 
     def start() -> None:
-        session.start({"steps": steps})
+        session.start({"steps": steps, "items": stage.size})
         report()
 
     return fit(

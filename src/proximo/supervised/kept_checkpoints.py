@@ -1,11 +1,15 @@
 """Checkpoints of a stage that are written while it runs, beside the one that is its result."""
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from proximo.runs.checkpoints import CHECKPOINTS, saved, step_of
+from proximo.runs.files import RESULT
 from proximo.system.folders import remove_folder
+from proximo.system.opening import read_file, without_links
 
 
 @dataclass(frozen=True)
@@ -37,3 +41,21 @@ def retain(folder: Path, newest: int, *others: Path) -> Sequence[Path]:
         if path not in kept:
             remove_folder(path)
     return kept
+
+
+def is_start(result: Mapping[str, Any]) -> bool:
+    """Tell whether a stage's result is the model that it began with, as no held-out evaluation was better."""
+    return bool(result.get("before")) and result.get("best_step") == 0
+
+
+def is_untrained(model: str) -> bool:
+    """Tell whether a model is a stage's run, or the checkpoint of one, that kept what it began with; False where that
+    is not known."""
+    folder = without_links(model)
+    is_checkpoint = folder.match(f"{CHECKPOINTS}/*")
+    try:
+        result = json.loads(read_file((folder.parents[1] if is_checkpoint else folder) / RESULT))
+    except (OSError, ValueError, RecursionError):
+        return False
+    is_meant = isinstance(result, dict) and (not is_checkpoint or result.get("checkpoint") == folder.name)
+    return is_meant and is_start(result)

@@ -29,7 +29,7 @@ from proximo.supervised.encoding import Encoded, EncodedRows, prepare, rankings_
 from proximo.supervised.fitting import FitOptions, Fitted, fit_session
 from proximo.supervised.kept_checkpoints import KeptCheckpoints
 from proximo.supervised.overview import Overview, check_files
-from proximo.supervised.snapshots import once
+from proximo.supervised.snapshots import once, refuse_other_items
 from proximo.supervised.stage_model import HoldsStages, StageModel, check_held, loading_place, stage_model
 from proximo.types.tensor_types import Float
 
@@ -99,6 +99,7 @@ def _trained(
     """Train; the result is a `Fitted` as a dict, as it is stored."""
     overview = reward_model_overview(config)
     tokenizer, data = overview.tokenizer, overview.data
+    refuse_other_items(session, data.train)
     overview.tell(say, session.folder)
     model, held = open_model(config, ranks)
     if tokenizer.pad_token_id is None:  # padding with this tokenizer must use the token that the model ignores

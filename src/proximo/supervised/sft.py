@@ -43,7 +43,7 @@ from proximo.supervised.encoding import Encoded, EncodedRows, Limit, Prepared, e
 from proximo.supervised.fitting import FitOptions, Fitted, fit_session
 from proximo.supervised.kept_checkpoints import KeptCheckpoints
 from proximo.supervised.overview import Overview, check_speaks
-from proximo.supervised.snapshots import once
+from proximo.supervised.snapshots import once, refuse_other_items
 from proximo.supervised.stage_model import HoldsStages, StageModel, check_held, loading_place, stage_model
 from proximo.tasks import Arithmetic, Split, Task, TaskOptions
 from proximo.types.tensor_types import Float
@@ -141,6 +141,7 @@ def _sft(
     """Train; the result is a `Fitted` as a dict, as it is stored."""
     overview = sft_overview(config)
     tokenizer, data = overview.tokenizer, overview.data
+    refuse_other_items(session, data.train)
     overview.tell(say, session.folder)
     model, held = open_model(config, ranks)
     stage = Supervised(model, data.train, data.held_out, token_budget=config.fit.token_budget, dynamic=config.dynamic)

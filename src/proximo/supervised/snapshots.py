@@ -1,6 +1,6 @@
 """Resume points of a stage that trains on files; removed when it is finished."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,6 +10,7 @@ from proximo.runs.checkpoints import STATE, checkpoint_path, saved
 from proximo.runs.files import POINTS
 from proximo.runs.session import RunSession, open_session
 from proximo.runs.state import RUN_STATE, naming_io, read_values, write_json
+from proximo.supervised.limits import Encoded
 from proximo.supervised.schedule import FitOptions
 from proximo.supervised.stage_model import StageModel
 from proximo.system.folders import remove_folder, write_folder
@@ -54,6 +55,20 @@ def read_point(point: Path, held: StageModel) -> dict[str, Any]:
     """Restore a stage's model and optimizer; returns the other values."""
     held.read(point / STATE)
     return read_values(point / STATE)
+
+
+def refuse_other_items(session: RunSession, train: Sequence[Encoded]) -> None:
+    """Refuse to go on where an earlier version made other items of the same rows: some would be trained on twice and
+    others never. Versions that noted no number of items made one of each reply of a conversation."""
+    before, joined = session.recorded("items"), sum(item.trained is not None for item in train)
+    is_early = before is None and session.recorded("steps") is None
+    if not session.goes_on or before == len(train) or (before is None and not (is_early and joined)):
+        return
+    began = f"{joined} conversations row by row, each reply for itself" if before is None else f"{before} items of data"
+    raise ValueError(
+        f"`run={session.folder}` began with {began}, and this version reads {len(train)} items there: choose another "
+        "name for a new run, or finish it with the version that began it"
+    )
 
 
 def once(

@@ -77,8 +77,10 @@ class File:
 
     @property
     def remarks(self) -> list[str]:
-        """Lines for a person: rows that keep_pass_rate leaves out, and prompts that occur more than once."""
-        return [line for line in (self._kept_line, self._problems.repeated_line) if line is not None]
+        """Lines for a person: rows that keep_pass_rate leaves out, how others are held out, and prompts that occur more
+        than once."""
+        lines = (self._kept_line, self._problems.again_line, self._problems.repeated_line)
+        return [line for line in lines if line is not None]
 
     @property
     def _kept_line(self) -> str | None:
@@ -176,7 +178,8 @@ class File:
         if answer is None:
             wanted = ", ".join(self.answer_columns)
             raise ValueError(
-                f"no answer in {wanted}, and {type(self.reward).__name__} needs one: set task.answer_columns"
+                f"no answer in {wanted}, and {type(self.reward).__name__} needs one: give the answer, or leave the row "
+                "out"
             )
         if not str(answer).strip():
             raise ValueError(f"{column} is empty, and an empty completion would be right: give the answer")

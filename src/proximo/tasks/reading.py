@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from proximo.data import Mistakes, Row, read_rows, read_splits
 from proximo.data.rows import refuse_absent, shortened
-from proximo.data.splits import prompt_key, refuse_empty
+from proximo.data.splits import AGAIN, chosen_again, prompt_key, refuse_empty
+from proximo.system.safe_text import counted
 from proximo.system.slow_work import told_while_slow
 from proximo.tasks.draws import shuffled
 from proximo.tasks.protocol import Complaints, Split
@@ -41,6 +42,7 @@ class FileProblems:
         }
         self.not_kept = len(train) - self.size("train")
         """Rows of the training split that `keeps` left out."""
+        self._held_out_again = chosen_again(kept, held_out)
         self._refuse_empty()
 
     def size(self, split: Split) -> int:
@@ -66,6 +68,12 @@ class FileProblems:
         self._splits = usable
         self._refuse_empty()
         return [*self._left_out, *mistakes]
+
+    @property
+    def again_line(self) -> str | None:
+        """Number of rows that the second hash holds out; None if the first did."""
+        count = self.size("held_out")
+        return f"{self._path}: {counted(count, 'row')} held out {AGAIN}" if self._held_out_again else None
 
     @property
     def repeated_line(self) -> str | None:

@@ -27,7 +27,7 @@ from proximo.rl.train import train
 from proximo.runs.health import RULES, HealthMonitor, findings, monitored
 from proximo.runs.health.gains import HeldOutFall
 from proximo.runs.health.history import History
-from proximo.runs.health.reward_signal import DeadGroups, NoReward
+from proximo.runs.health.reward_signal import ColdStart, DeadGroups, NoReward
 from proximo.runs.health.updates import WeakValueModel
 from proximo.runs.log import RunLog
 from proximo.runs.metric_docs import MEANINGS, meaning
@@ -800,3 +800,8 @@ def test_turns_are_counted():
     assert "calls" not in turn_metrics(rollouts, has_tools=False)
     assert turn_metrics(rollouts[3:], has_tools=True) == {}
     assert turn_metrics(rollouts[2:], has_tools=True)["calls"] == 0.0
+
+
+@pytest.mark.parametrize("rule", [ColdStart, DeadGroups])
+def test_a_model_that_answers_nothing_right_may_learn_the_answers_first(rule):
+    assert "fine-tune on them first: proximo sft FILE --model MODEL" in rule.remedy

@@ -191,6 +191,40 @@ def test_what_can_be_read_in_two_ways_or_none_is_refused(row, chosen: Chosen, li
     assert recognise(path, chosen)[0].path == path
 
 
+@pytest.mark.parametrize("place", [0, 10])
+def test_a_row_without_a_prompt_changes_nothing_about_the_others(place: int, tmp_path: Path):
+    """One that is skipped had switched the chat template off."""
+    rows: list[dict[str, Any]] = [{"question": f"What is {n}+1?", "answer": f"so #### {n + 1}"} for n in range(20)]
+    whole, line = recognise(written(tmp_path, rows), chat=True)
+    for bad in ({}, {"question": None, "label": "x"}):
+        some, with_bad = recognise(written(tmp_path, [*rows[:place], bad, *rows[place:]]), chat=True)
+        assert some == whole
+        assert some.chat is True
+        assert with_bad.partition(" rows, ")[2] == line.partition(" rows, ")[2]
+    recognise(written(tmp_path, [*rows[:place], {}, *rows[place:]]), Chosen(only_watched=True), chat=True)
+
+
+WATCHED = Chosen(only_watched=True)
+
+
+def test_beside_a_reward_model_answers_are_graded_where_there_are_any(tmp_path: Path):
+    rows: list[dict[str, Any]] = [{"question": f"{number}+1=", "answer": str(number + 1)} for number in range(20)]
+    task, line = recognise(written(tmp_path, rows), WATCHED)
+    assert task.reward == NUMBER
+    assert "answer in answer; answers are numbers: comparing last numbers, which is logged and not rewarded" in line
+    task, line = recognise(written(tmp_path, [{"question": "q"}] * 3), WATCHED)
+    assert task.reward is None
+    assert "; no answers: the reward model's score is the reward, and there is no other; " in line
+    both = [row | {"solution": "so it is"} for row in rows]
+    task, line = recognise(written(tmp_path, both), WATCHED)
+    assert task.reward is None
+    assert "; answers may be in answer or solution (`task.answer_columns=NAME`): the reward model's score" in line
+    task, _ = recognise(written(tmp_path, both), replace(WATCHED, answer_columns=("answer",)))
+    assert task.reward == NUMBER
+    task, _ = recognise(written(tmp_path, [*rows, {"question": "q"}]), WATCHED)  # a row without is no bad row
+    assert task.reward is None
+
+
 def test_test_files_are_held_out(tmp_path: Path):
     for name in ("train", "test"):
         (tmp_path / f"{name}.jsonl").write_text(json.dumps({"question": name, "answer": "#### 1"}) + "\n")

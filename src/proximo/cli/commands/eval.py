@@ -116,7 +116,13 @@ def _on_given(base: EvalConfig, model: str, arguments: list[str]) -> EvalConfig:
         say(f"asked instead: every row of {data[0]}")
         return on_file
     played = replace(base, environment=take_environment(arguments, base.environment, prog="proximo eval"))
-    task = take_task(arguments, model, rewarded=is_rewarded(base.rewards, played.environment), held_out=1.0)
+    task = take_task(
+        arguments,
+        model,
+        rewarded=is_rewarded(base.rewards, played.environment),
+        watched=base.rewards.only_watches,
+        held_out=1.0,
+    )
     return base if task is None else on_all(played, task)
 
 

@@ -21,7 +21,7 @@ scores. Each answer is written at once; the same command goes on where it was st
 
   RUN   run folder of proximo train: of each group of completions some are shown
   FILE  .jsonl, .json, .parquet or .csv file whose rows have a prompt and a list of completions; or rankings, to rank
-        them again: chosen and rejected, or a list called ranking
+        them again: chosen and rejected, or a list called ranking. In a cell of .csv a list is written as JSON
 
 --out FILE         .jsonl file that rankings are appended to; ties are kept beside it, in FILE.ties.jsonl
 --completions N    completions shown at a time, 2 to 9 (default: 2)
@@ -64,7 +64,7 @@ def run(arguments: list[str]) -> int:
             _ask(console, session)
     finally:
         answers.sync()
-        console.print(Text(visible(_summary(session, config))), soft_wrap=True)
+        console.print(Text(visible(_summary(session, config, answers.rankings.size > 0))), soft_wrap=True)
     return 0
 
 
@@ -187,11 +187,16 @@ def _text(prompt: Prompt) -> str:
     return "\n".join(f"{message['role']}: {message['content']}" for message in prompt)
 
 
-def _summary(session: RankingSession, config: RankConfig) -> str:
+def _summary(session: RankingSession, config: RankConfig, is_written: bool) -> str:
+    """Lines on the answers of this session; `is_written`: whether the file holds any ranking, now or from before."""
     ties, skipped = session.count("tie"), session.count("skipped")
     beside = f", {counted(ties, 'tie')} in {ties_file(without_links(config.out)).name}" if ties else ""
-    lines = [f"{session.count('ranked')} ranked, written to {config.out}{beside}; {skipped} skipped"]
+    where = f"written to {config.out}" if is_written else f"nothing is written to {config.out}"
+    lines = [f"{session.count('ranked')} ranked, {where}{beside}; {skipped} skipped"]
     if session.left + skipped:
         lines.append(f"{session.left + skipped} left: the same command goes on")
-    lines.append(f"next: proximo dpo {config.out} --model MODEL, or proximo reward-model {config.out} --model MODEL")
+    if is_written:
+        lines.append(
+            f"next: proximo dpo {config.out} --model MODEL, or proximo reward-model {config.out} --model MODEL"
+        )
     return "\n".join(lines)

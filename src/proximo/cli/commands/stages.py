@@ -87,6 +87,17 @@ NEXT = {
 }
 """Commands that go on from a finished stage."""
 
+BEGAN_WITH = "the checkpoint is the model it began with"
+AGAIN_WITH = "try another --fit.learning-rate, or more data"
+KEPT_START = {
+    "sft": f"{BEGAN_WITH}; {AGAIN_WITH}",
+    "reward-model": f"{BEGAN_WITH}, and a score head that was new is untrained: do not reward by it; {AGAIN_WITH}",
+    "dpo": f"{BEGAN_WITH}; {AGAIN_WITH}",
+}
+"""What it means that no step was better than the start, and what to try."""
+AGAIN = ("proximo doctor {run}", "proximo view {run}    curves in the browser")
+"""Commands that go on from a stage that made nothing better."""
+
 
 def run(command: str, arguments: list[str]) -> int:
     return {"dpo": run_dpo, "reward-model": run_reward_model, "sft": run_sft}[command](arguments)
@@ -250,11 +261,12 @@ def _result(command: str, path: Path, config: Config, fitted: Fitted) -> str:
     if fitted.before:
         lines.append(f"best after step {fitted.best_step} of {fitted.steps}{', stopped early' * fitted.stopped_early}")
     if fitted.before and fitted.best_step == 0:
-        lines.append(f"held-out {config.fit.metric} never got better: the checkpoint is the model it began with")
+        lines.append(f"held-out {config.fit.metric} never got better: {KEPT_START[command]}")
     if fitted.skipped:
         were = "was" if fitted.skipped == 1 else "were"
         lines.append(f"{counted(fitted.skipped, 'bad row')} {were} left out, see {path / 'events.jsonl'}")
     run, model = shlex.quote(str(path)), shlex.quote(config.model or "MODEL")
-    following = [each.format(run=run, model=model) for each in NEXT[command]]
+    shown = AGAIN if fitted.before and fitted.best_step == 0 else NEXT[command]
+    following = [each.format(run=run, model=model) for each in shown]
     lines += [f"run folder  {path}", f"the model   {fitted.checkpoint}"]
     return "\n".join([*lines, *(f"{'' if number else 'next':<11} {each}" for number, each in enumerate(following))])

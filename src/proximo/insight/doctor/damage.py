@@ -29,6 +29,7 @@ from proximo.runs.health import Finding
 from proximo.runs.health.history import in_order
 from proximo.runs.run_json import FORMAT, altered_logs, config_damage, lost_rows, missing_rollouts, record_damage
 from proximo.runs.state import read_origin
+from proximo.supervised.kept_checkpoints import is_start
 from proximo.system.folders import complaints, read_manifest
 from proximo.system.lines import to_row, whole_lines
 from proximo.system.opening import LinkedFile, UnsafeFile, open_file, read_text, refuse_foreign
@@ -48,6 +49,7 @@ def damage(run: RunFolder) -> list[Finding]:
         *_lost_rows(run),
         *_rollouts(run),
         *_ending(run),
+        *_start(run),
     ]
 
 
@@ -181,6 +183,17 @@ def _ending(run: RunFolder) -> Iterator[Finding]:
         remedy = "fix the cause, then run the same command again"
         step = max(run.steps(), default=0)
         yield Finding("failed", "failing", step, f"the run ended early: {how.removeprefix('failed: ')}", remedy, "")
+
+
+def _start(run: RunFolder) -> Iterator[Finding]:
+    """A stage that kept the model that it began with."""
+    if is_start(run.result or {}):
+        message = "no held-out evaluation was better than that before training: the result is the model it began with"
+        remedy = (
+            "train again with another fit.learning_rate, three times lower if held-out loss rose and higher if it did "
+            "not move, or with more data; a reward model's new score head is untrained, do not reward by it"
+        )
+        yield Finding("kept-start", "warning", 0, message, remedy, "")
 
 
 def _damaged_file(message: str, remedy: str, step: int = 0) -> Finding:

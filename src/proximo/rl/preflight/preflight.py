@@ -32,6 +32,7 @@ from proximo.rl.reward_config import rewards_of
 from proximo.rl.step_numbers import StepNumbers
 from proximo.runs.metric_docs import is_taken
 from proximo.samplers.sampler import CheckedFactory
+from proximo.supervised.kept_checkpoints import is_untrained
 from proximo.tasks.sources.mixture import data_remarks
 
 SHOWN = 3
@@ -101,7 +102,8 @@ class Rehearsal:
 def rehearse(config: RunConfig) -> Rehearsal:
     """Do everything a run does before it loads weights, including the grader's calibration."""
     checked = preflight(config)
-    rows = [*data_remarks(config.task), *skipped_line(checked.left_out), *checked.remarks, *config.penalty_remarks]
+    remarks = [*checked.remarks, *config.penalty_remarks, *judge_remarks(config)]
+    rows = [*data_remarks(config.task), *skipped_line(checked.left_out), *remarks]
     with grading() as active:
         StepMeasures(config.metrics or (), active).check()
         if config.rewards.models:
@@ -110,6 +112,17 @@ def rehearse(config: RunConfig) -> Rehearsal:
         task = played(config.task, config.environment, checked.tokenizer)
         graded = calibration(with_reward_models(task, config.rewards, checked.tokenizer, config.dtype), config.seed)
         return Rehearsal(checked, graded, [*rows, *active.called(), *graded.remarks])
+
+
+def judge_remarks(config: RunConfig) -> list[str]:
+    """Remarks on reward models that training has never improved."""
+    return [
+        f"rewards.models has {each.path!r}, which is the model that its training began with, as no step made it "
+        "better: a score head that was new is untrained, and its scores are arbitrary; train the reward model again, "
+        "with another fit.learning_rate or more rankings"
+        for each in config.rewards.models
+        if is_untrained(each.path)
+    ]
 
 
 def skipped_line(left_out: Sequence[str]) -> list[str]:

@@ -7,6 +7,12 @@ from typing import ClassVar
 from proximo.runs.health.history import EARLY, NEARLY_ALL, History, are_equal, half_width, has_risen, mean
 from proximo.runs.health.rule import Rule, Severity
 
+ANSWERS_FIRST = (
+    "where the data have answers to learn from, fine-tune on them first: proximo sft FILE --model MODEL, then train on "
+    "that run"
+)
+"""What else to do about a model that never answers right."""
+
 
 @dataclass(frozen=True)
 class DeadGroups:
@@ -25,7 +31,7 @@ class DeadGroups:
     )
     remedy: ClassVar[str] = (
         "easier problems or a larger training.group_size, so that some completion is right; KeepMixed in "
-        "algorithm.keep, as in DAPO, draws other prompts in their place"
+        f"algorithm.keep, as in DAPO, draws other prompts in their place; {ANSWERS_FIRST}"
     )
 
     @property
@@ -144,7 +150,7 @@ class ColdStart:
     remedy: ClassVar[str] = (
         "read some completions: if they are not in the form that is graded, switch the model's chat template on or off "
         "(task.chat), or ask for the form in task.template or task.system; if they do not end, raise "
-        "sampling.max_tokens"
+        f"sampling.max_tokens; {ANSWERS_FIRST}"
     )
 
     @property

@@ -71,8 +71,11 @@ class Mixture:
         return ranges.pop() if len(ranges) == 1 else None
 
     def size(self, split: Split) -> int | None:
-        """Number of problems: training is endless, as sources repeat at different times; held out are those of all."""
-        return None if split == "train" else len(self._held_out)
+        """Number of problems: training is endless, as sources repeat at different times, unless all are for evaluation;
+        held out are those of all."""
+        if split == "held_out":
+            return len(self._held_out)
+        return None if any(source.task.size("train") != 0 for source in self.sources if source.weight) else 0
 
     def problem(self, index: int, split: Split, seed: int) -> Problem:
         number, draw = self._order[index] if split == "train" else self._held_out[index % len(self._held_out)]

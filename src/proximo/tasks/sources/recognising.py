@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from proximo.data import Mistakes, Row, read_rows
@@ -45,6 +45,12 @@ class Chosen:
     chat_template_kwargs: Mapping[str, bool | int | float | str] = field(default_factory=dict)
     has_reward: bool = False
     """True if something else than the data's answers is rewarded, such as a function."""
+    only_watched: bool = False
+    """True if a reward model is rewarded, and the verdict on the data's answers is only logged: where there are any."""
+
+    @property
+    def needs_answers(self) -> bool:
+        return not self.has_reward and not self.only_watched
 
 
 def recognise(data: str, chosen: Chosen | None = None, *, chat: bool = False) -> tuple[File, str]:
@@ -62,9 +68,11 @@ def recognise(data: str, chosen: Chosen | None = None, *, chat: bool = False) ->
         mistakes.refuse(f"data is {data!r}, in which no row can be read:")
         raise ValueError(f"data is {data!r}: it has no rows")
     prompt = _prompt_column(data, rows, chosen)
-    answers = _answer_columns(data, rows, chosen)
-    reward, how = _reward(data, rows, answers, chosen)
-    is_text = bool(chosen.template) or all(isinstance(row.find(prompt), str) for row in rows)
+    # Rows without a prompt are bad rows, from which nothing follows for the others.
+    asked = [row for row in rows if chosen.template or row.find(prompt) is not None] or rows
+    answers = _answer_columns(data, asked, chosen)
+    reward, how = _reward(data, asked, answers, chosen)
+    is_text = bool(chosen.template) or not any(isinstance(row.find(prompt), list) for row in asked)
     is_question = chat and prompt.rpartition(".")[2] != "prompt"
     asks = is_text and (is_question if chosen.chat is None else chosen.chat)
     defaults = File(path)
@@ -81,7 +89,7 @@ def recognise(data: str, chosen: Chosen | None = None, *, chat: bool = False) ->
         chat_template_kwargs=chosen.chat_template_kwargs,
     )
     parts = [
-        f"{_shape(rows, prompt, answers)}: prompt in {prompt}"
+        f"{_shape(asked, prompt, answers)}: prompt in {prompt}"
         + (f", answer in {answers[0]}" if answers else "")
         + (
             ", formatted with the chat template"
@@ -110,7 +118,8 @@ def _prompt_column(data: str, rows: Sequence[Row], chosen: Chosen) -> str:
         if not chosen.template:
             refuse_absent(rows, [chosen.prompt_column], f"data is {data!r}", "task.prompt_column")
         return chosen.prompt_column
-    columns = [column for column in PROMPTS if rows[0].find(column) is not None]
+    known = ([column for column in PROMPTS if row.find(column) is not None] for row in rows)
+    columns = next(filter(None, known), [])  # of the first row that has any
     if len(columns) > 1 and not chosen.template:
         raise ValueError(
             f"data is {data!r}, whose prompt may be in {' or '.join(columns)}: choose with "
@@ -130,9 +139,9 @@ def _answer_columns(data: str, rows: Sequence[Row], chosen: Chosen) -> tuple[str
         refuse_absent(rows, chosen.answer_columns, f"data is {data!r}", "task.answer_columns")
         return chosen.answer_columns
     columns = [column for column in ANSWERS if all(_is_answer(row.find(column)) for row in rows)]
-    if not columns and not chosen.has_reward:  # rows without an answer are bad rows, which the task names one by one
+    if not columns and chosen.needs_answers:  # rows without an answer are bad rows, which the task names one by one
         columns = [column for column in ANSWERS if any(row.find(column) is not None for row in rows)]
-    if len(columns) > 1 and not chosen.has_reward:
+    if len(columns) > 1 and chosen.needs_answers:
         raise ValueError(
             f"data is {data!r}, whose answer may be in {' or '.join(columns)}: choose with "
             + " or ".join(f"`task.answer_columns={column}`" for column in columns)
@@ -148,11 +157,13 @@ def _reward(data: str, rows: Sequence[Row], columns: Sequence[str], chosen: Chos
     """Find how completions are graded, and say it in words."""
     if chosen.has_reward:
         return None, ""
+    if chosen.only_watched:
+        return _watched(data, rows, columns, chosen)
     if not columns:
         raise ValueError(
             f"data is {data!r}, with no answers in {', '.join(ANSWERS)}: choose their column with "
             "`task.answer_columns=NAME`, or give a reward: `task.reward.type=PythonFunction` "
-            "`task.reward.path=FILE.py:FUNCTION`"
+            "`task.reward.path=FILE.py:FUNCTION`; with a reward model none is needed where `rewards.task=0`"
         )
     values = [next((row.find(column) for column in columns if row.find(column) is not None), None) for row in rows]
     texts = [str(value).strip() for value in values if _is_answer(value)]
@@ -176,6 +187,15 @@ def _reward(data: str, rows: Sequence[Row], columns: Sequence[str], chosen: Chos
         return MathVerify(), f"{some} are LaTeX: comparing with math-verify"
     some = f"{numbers.count(False)} of {len(texts)} answers are no numbers" if any(numbers) else "answers are texts"
     return ExactMatch(), f"{some}: a completion must equal its answer"
+
+
+def _watched(data: str, rows: Sequence[Row], columns: Sequence[str], chosen: Chosen) -> tuple[Reward | None, str]:
+    """Find how completions are graded beside a reward model, which is the whole reward."""
+    if columns and (len(columns) == 1 or chosen.answer_columns is not None):
+        reward, how = _reward(data, rows, columns, replace(chosen, only_watched=False))
+        return reward, f"{how}, which is logged and not rewarded"
+    some = f"answers may be in {' or '.join(columns)} (`task.answer_columns=NAME`)" if columns else "no answers"
+    return None, f"{some}: the reward model's score is the reward, and there is no other"
 
 
 def _shape(rows: Sequence[Row], prompt: str, answers: Sequence[str]) -> str:
