@@ -32,7 +32,7 @@ Train language models by reinforcement learning, and see what each update did.
   proximo eval MODEL ... [--checkpoints all|STEPS] [--data FILE] [--out FILE] [--field VALUE ...]
                        measure the accuracy of models on held-out problems, side by side; pass@k with --samples
   proximo sft [DATA | config.toml] [--model MODEL] [--run DIR] [--skip-bad] [--field VALUE ...]
-                       fine-tune on the completions in a file (.jsonl, .csv, .parquet, ...), or on a task's reference answers
+                       fine-tune on the completions in a file (.jsonl, .csv, .parquet, ...), or on a task's answers
   proximo reward-model DATA|config.toml [--model MODEL] [--run DIR] [--skip-bad] [--field VALUE ...]
                        train a reward model on ranked completions, for use with train --reward-model
   proximo dpo DATA|config.toml [--model MODEL] [--run DIR] [--skip-bad] [--field VALUE ...]

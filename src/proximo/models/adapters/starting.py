@@ -8,6 +8,7 @@ from proximo.models.adapters.lora import Lora, import_peft
 from proximo.models.adapters.targets import target_layers
 from proximo.models.devices import Precision, pick_dtype
 from proximo.models.loading import base_of, has_score, load_model, load_tokenizer, read_config, skeleton
+from proximo.models.progress_bars import bars_for_terminals
 from proximo.models.reward_models import load_reward_model
 from proximo.system.folders import write_folder
 from proximo.system.opening import check_utf8, names
@@ -42,7 +43,8 @@ def _write_merged(path: str, folder: Path, dtype: torch.dtype) -> None:
     tokenizer = load_tokenizer(path)
 
     def fill(partial: Path) -> None:
-        model.save_pretrained(partial)
+        with bars_for_terminals():
+            model.save_pretrained(partial)
         tokenizer.save_pretrained(partial)
 
     write_folder(folder, fill)
