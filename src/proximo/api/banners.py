@@ -96,7 +96,7 @@ def run_lines(
 
 
 def _start(config: RunConfig, checked: Preflight, folder: str) -> str:
-    """What becomes of an adapter that the run starts from."""
+    """Fate of an adapter that the run starts from."""
     dtype = base_dtype(config.dtype, checked.device, sharded=config.ranks is not None)
     return merging(checked.path, config.adapter, folder, dtype)
 

@@ -39,7 +39,7 @@ NEXT = {
 
 
 def run_ending(path: Path, outcome: RunResult) -> list[str]:
-    """What came of a run of `train`: the evaluations, a few answers, its findings, and what can be done with it."""
+    """Lines on what came of a run of `train`: the evaluations, a few answers, its findings, and what can be done with it."""
     lines = [*_evaluations(outcome), *_answers(outcome), *map(visible, summary(path))]
     if outcome.ended:
         lines.append(visible(outcome.ended))
@@ -97,7 +97,7 @@ def _next(path: Path, outcome: RunResult) -> list[BannerLine]:
 
 
 def stage_ending(command: str, path: Path, config: StageOptions, fitted: Fitted) -> list[str]:
-    """What came of a stage that trains on a file, and the commands that go on from it."""
+    """Lines on what came of a stage that trains on a file, and the commands that go on from it."""
     lines = [
         f"held-out {name:<16} before {value:.4f}  best {fitted.best[name]:.4f}" for name, value in fitted.before.items()
     ]

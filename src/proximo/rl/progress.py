@@ -13,7 +13,7 @@ from proximo.types import Problem
 
 BARS = "▁▂▃▄▅▆▇█"
 MEASURED, PART = "user/", "rewards/"
-"""What names of a user's own metrics, and of a reward's parts, begin with."""
+"""Beginnings of the names of a user's own metrics, and of a reward's parts."""
 NAMED, NAME = 3, 12
 """Metrics of these that are in a step's line, and characters of their names."""
 ALL_KEPT = 0.9995
@@ -92,7 +92,7 @@ def _short(name: str) -> str:
 
 
 def _held_back(metrics: Mapping[str, float]) -> list[str]:
-    """What the gate takes of the gradient: nothing is shown where it takes nothing."""
+    """Share of the gradient that the gate takes; nothing where it takes nothing."""
     low, high = metrics["clip_low"], metrics["clip_high"]
     if low or high:
         return [f"clipped low {low:.1%} high {high:.1%}"]

@@ -130,7 +130,7 @@ class Overview:
         return f"{name}, {type(self.shape).__name__}, {in_units(self.weights.all)} parameters"
 
     def _start(self, run: str | Path) -> str:
-        """What becomes of an adapter that the stage starts from."""
+        """Fate of an adapter that the stage starts from."""
         config = self.config
         if config.model is None:
             return ""

@@ -486,7 +486,7 @@ def test_pairs_that_are_ties_before_the_first_update_are_not_drawn_as_wrong(wind
     charts = opened(window, window.serve(tmp_path), "all:accuracy")
     assert drawn(charts["all:accuracy"], "dpo", "held out") == [(1, 0.25), (2, 0.5)]
     caption = window.page.inner_text("[data-chart='all:loss']")
-    assert "0.693 is chance" in caption
+    assert "of pairs 0.693 is chance" in caption
 
 
 def test_a_run_that_is_not_there_is_named(window, tmp_path):

@@ -57,7 +57,7 @@ def base_dtype(dtype: Precision, device: str, *, sharded: bool) -> torch.dtype:
 
 
 def merging(path: str, lora: Lora | None, folder: str, dtype: torch.dtype) -> str:
-    """What becomes of the adapter that training starts from, in words; empty where it starts from a whole model."""
+    """Fate of the adapter that training starts from, in words; empty where it starts from a whole model."""
     if base_of(path) == path:
         return ""
     if lora is None:
