@@ -205,8 +205,8 @@ STAGES: Mapping[str, str] = {
     "chosen_logprob": "log-prob of the preferred completion; of a loss that averages, per token",
     "rejected_logprob": "log-prob of the other completion, which falls as the policy moves away from it; of a loss "
     "that averages, per token",
-    "drift": "how much likelier than the reference's the preferred completion is: log π − log π_ref, per token. Below 0 "
-    "it has become less likely, though it may still win against the other",
+    "drift": "how much likelier than the reference's the preferred completion is: log π − log π_ref, per token. Below "
+    "0 it has become less likely, though it may still win against the other",
     "tokens": "tokens of the step's completions",
     "gradient_norm": "norm of the gradient before clipping",
     "learning_rate": "learning rate of the step",
