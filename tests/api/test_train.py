@@ -183,6 +183,9 @@ def test_lines_of_progress_unless_quiet(tmp_path: Path, monkeypatch, capsys):
     proximo.train(small(steps=1), quiet=True)
     assert capsys.readouterr() == ("", "")
     proximo.train(small(steps=1), "mine")
-    assert "step 1/1" in capsys.readouterr().err
+    shown = capsys.readouterr().err
+    assert "step 1/1" in shown
+    assert shown.index("step 1/1") < shown.index(" after  ") < shown.index("run folder  mine\n")  # as the command ends
+    assert "proximo view mine " in shown
     (folder,) = Path("runs").iterdir()  # one name of its own
     assert folder.name.startswith("grpo-")

@@ -16,9 +16,10 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from proximo.models import load_model, load_tokenizer, tiny_model, tiny_tokenizer
 from proximo.models.adapters.files import CONFIG, WEIGHTS, save_model
 from proximo.models.adapters.lora import Lora, add_lora, has_adapter, import_peft
-from proximo.models.adapters.starting import base_for
+from proximo.models.adapters.starting import base_for, merging, whole_base
 from proximo.models.loading import base_of, read_config
 from proximo.models.reward_models import load_reward_model
+from proximo.system.folders import complaints
 from tests.learner.test_lora import stirred
 
 PEFT_ASKS_BY_AN_OLD_NAME = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
@@ -159,14 +160,32 @@ def test_an_adapter_of_another_model_is_refused(adapter: Path, tmp_path: Path):
 
 
 def test_an_adapter_of_an_adapter_is_refused(adapter: Path, tmp_path: Path):
-    with pytest.raises(ValueError, match="is an adapter.*merge the first"):
-        base_for(str(adapter))
     (tmp_path / "second").mkdir()
     for file in adapter.iterdir():
         (tmp_path / "second" / file.name).write_bytes(file.read_bytes())
     _edit(base_model_name_or_path=str(adapter))(tmp_path / "second")
     with pytest.raises(ValueError, match="is an adapter of an adapter"):
         load_model(str(tmp_path / "second"))
+
+
+def test_an_adapter_under_a_new_one_is_merged_and_written_once(adapter: Path, base: Path, tmp_path: Path):
+    """Whoever opens the new adapter finds its base; a resumed run has it as it was, whatever became of the first."""
+    folder = tmp_path / "run" / "base"
+    assert whole_base(str(base), folder, torch.float32) == str(base)
+    assert not folder.exists()
+    path = whole_base(str(adapter), folder, torch.float32)
+    assert (path, base_of(path), complaints(folder)) == (str(folder), path, [])
+    merged, written = load_model(str(adapter)).state_dict(), load_model(path).state_dict()
+    assert all(torch.equal(merged[name], each) for name, each in written.items())
+    assert load_tokenizer(path).get_vocab() == tiny_tokenizer().get_vocab()
+    (adapter / WEIGHTS).unlink()
+    assert whole_base(str(adapter), folder, torch.float32) == path
+
+
+def test_what_becomes_of_an_adapter_is_said(adapter: Path, base: Path):
+    assert not merging(str(base), Lora(), "run/base", torch.float32)
+    assert "all weights are trained" in merging(str(adapter), None, "run/base", torch.float32)
+    assert "written to run/base (0.0221 MB)" in merging(str(adapter), Lora(), "run/base", torch.float32)
 
 
 def test_without_peft_the_extra_is_named(adapter: Path, base: Path, monkeypatch):

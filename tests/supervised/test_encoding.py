@@ -429,7 +429,7 @@ def test_a_template_that_rewrites_earlier_replies_has_each_learned_by_itself(tmp
     path = written(tmp_path / "x.jsonl", [{"messages": [*turns, {"role": "assistant", "content": item.completion}]}])
     told: list[str] = []
     prepare(DataFile(path, held_out=0.0), read_examples, tokenizer).report(RunLog(tmp_path / "run"), told.append)
-    assert told[0].startswith("2 replies are learned one by one")
+    assert told[0].startswith("2 replies are trained as rows of their own")
 
 
 def test_a_long_conversation_is_cut_between_and_within_replies():

@@ -13,6 +13,7 @@ from proximo.api.threads import machine_words
 from proximo.config.vocabulary import words_of
 from proximo.environments.kinds import Acting, EnvironmentOptions
 from proximo.models import pick_device, pick_dtype
+from proximo.models.adapters.starting import base_dtype, merging
 from proximo.models.context_length import reach_of
 from proximo.models.loading import read_config
 from proximo.models.model_types import PreTrainedTokenizerBase
@@ -25,6 +26,7 @@ from proximo.rl.preflight.prompts import PromptLengths, RenderedPrompt, prompt_l
 from proximo.rl.progress import prompt_text
 from proximo.rl.step_numbers import PREFIX, StepNumbers
 from proximo.runs.banner import BannerLine, banner, folder_lines
+from proximo.runs.files import BASE
 from proximo.runs.pace import duration
 from proximo.system.safe_text import counted, quoted
 from proximo.tasks import TaskOptions
@@ -77,6 +79,7 @@ def run_lines(
     reasons = {each.field: each.reason for each in opening.chosen}
     return [
         ("model", f"{config.model}: {plan.held.lines[0]}; {_precision(config)}"),
+        ("starts from", _start(config, checked, f"{opening.folder}/{BASE}")),
         ("algorithm", explain.in_words(config.algorithm)),
         ("schedules", _schedules(checked.numbers, config.steps)),
         ("data", data_words(config.task, checked.left_out)),
@@ -90,6 +93,12 @@ def run_lines(
         *folder_lines(opening.folder),
         ("chosen", _chosen(opening)),
     ]
+
+
+def _start(config: RunConfig, checked: Preflight, folder: str) -> str:
+    """Fate of an adapter that the run starts from."""
+    dtype = base_dtype(config.dtype, checked.device, sharded=config.ranks is not None)
+    return merging(checked.path, config.adapter, folder, dtype)
 
 
 def evaluation_lines(

@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar, Unpack
 
+from proximo.api.endings import stage_ending
 from proximo.api.folders import PathLike, attempted, folder_for, suit_session
 from proximo.api.messages import Say, keep_quiet, say
 from proximo.api.stage_settings import DpoSettings, StageSettings, with_stage_settings
@@ -68,7 +69,7 @@ def sft(
     config = _config("sft", data, SftConfig(), model, evaluation_data, words, settings)
     path = folder_for(run, "sft")
     return _fitted(
-        config, path, sft_stage.sft, resume, allow_change, accept_lost_rows, track, webhook_at(notify), quiet
+        "sft", config, path, sft_stage.sft, resume, allow_change, accept_lost_rows, track, webhook_at(notify), quiet
     )
 
 
@@ -99,7 +100,7 @@ def dpo(
     config = _config("dpo", data, DpoConfig(DataFile("")), model, evaluation_data, words, settings)
     path = folder_for(run, "dpo")
     return _fitted(
-        config, path, dpo_stage.dpo, resume, allow_change, accept_lost_rows, track, webhook_at(notify), quiet
+        "dpo", config, path, dpo_stage.dpo, resume, allow_change, accept_lost_rows, track, webhook_at(notify), quiet
     )
 
 
@@ -131,7 +132,9 @@ def reward_model(
     default = RewardModelConfig(DataFile(""))
     config = _config("reward-model", data, default, model, evaluation_data, words, settings)
     path, stage = folder_for(run, "reward-model"), reward_model_stage.train_reward_model
-    return _fitted(config, path, stage, resume, allow_change, accept_lost_rows, track, webhook_at(notify), quiet)
+    return _fitted(
+        "reward-model", config, path, stage, resume, allow_change, accept_lost_rows, track, webhook_at(notify), quiet
+    )
 
 
 def _config(
@@ -175,6 +178,7 @@ def _file(name: str, given: Any) -> str:
 
 
 def _fitted(
+    kind: str,
     config: Config,
     path: Path,
     stage: StageFunction[Config],
@@ -200,7 +204,10 @@ def _fitted(
             suit_session(session, config.model, config.device, tell)
         begins = session.result is None
         with tracked(path, track if begins else (), tell), notified(session, webhook if begins else None, tell):
-            return fitted_in(config, path, stage, session, tell)
+            fitted = fitted_in(config, path, stage, session, tell)
+    for line in () if quiet else stage_ending(kind, path, config, fitted):
+        say(line)
+    return fitted
 
 
 def fitted_in(config: Config, path: Path, stage: StageFunction[Config], session: RunSession, say: Say) -> Fitted:

@@ -8,6 +8,7 @@ from typing import Any, Unpack
 
 from proximo.algorithms import Algorithm, explain
 from proximo.api.banners import Opening, planned, run_banner
+from proximo.api.endings import run_ending
 from proximo.api.folders import PathLike, attempted, folder_for, suit_session
 from proximo.api.messages import Say, keep_quiet, say
 from proximo.api.progress import Log, ObservedProgress, OnStep, Silent, progress_here
@@ -214,6 +215,8 @@ def train_in(
             track=track,
             webhook=webhook,
         )
+    for line in () if quiet or elsewhere else run_ending(session.folder, result):
+        say(line)
     return TrainedRun(session.folder, result)
 
 

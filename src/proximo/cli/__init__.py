@@ -31,11 +31,11 @@ Train language models by reinforcement learning, and see what each update did.
                        write a commented config for a model and data: what was chosen, why, and what else is possible
   proximo eval MODEL ... [--checkpoints all|STEPS] [--data FILE] [--out FILE] [--field VALUE ...]
                        measure the accuracy of models on held-out problems, side by side; pass@k with --samples
-  proximo sft [DATA.jsonl | DATA.parquet | config.toml] [--run DIR] [--skip-bad] [--field VALUE ...]
-                       fine-tune on the completions in a file, or on a task's reference answers
-  proximo reward-model DATA.jsonl|DATA.parquet|config.toml [--model MODEL] [--run DIR] [--skip-bad] [--field VALUE ...]
+  proximo sft [DATA | config.toml] [--model MODEL] [--run DIR] [--skip-bad] [--field VALUE ...]
+                       fine-tune on the completions in a file (.jsonl, .csv, .parquet, ...), or on a task's answers
+  proximo reward-model DATA|config.toml [--model MODEL] [--run DIR] [--skip-bad] [--field VALUE ...]
                        train a reward model on ranked completions, for use with train --reward-model
-  proximo dpo DATA.jsonl|DATA.parquet|config.toml [--model MODEL] [--run DIR] [--skip-bad] [--field VALUE ...]
+  proximo dpo DATA|config.toml [--model MODEL] [--run DIR] [--skip-bad] [--field VALUE ...]
                        train on ranked completions directly (DPO or IPO), without a reward model
   proximo merge ADAPTER OUT [--dtype float32|bfloat16]
                        write the whole model of a LoRA adapter: its base model with the adapter added to the weights

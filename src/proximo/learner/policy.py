@@ -18,6 +18,7 @@ from proximo.learner.options import LearnerOptions
 from proximo.learner.passes import OldScores, Passes, RowResult, Rows, RowTask, Shards
 from proximo.models import Scores, frozen_copy, load_model
 from proximo.models.model_types import PreTrainedModel
+from proximo.models.progress_bars import bars_for_terminals
 from proximo.models.sampled import SampledPolicy, WholeModel
 from proximo.models.values import ValueModel
 from proximo.types.batches import Batch
@@ -250,7 +251,8 @@ class PlainPolicy(WholeModel):
     # State
 
     def save(self, folder: Path) -> None:
-        self.model.save_pretrained(folder)
+        with bars_for_terminals():
+            self.model.save_pretrained(folder)
 
     def state(self) -> dict[str, Any]:
         return {"version": self.version, "reference_was_reset": self.reference_was_reset}

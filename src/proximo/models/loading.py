@@ -21,6 +21,7 @@ from proximo.models.devices import placed, with_precision
 from proximo.models.model_types import AutoClass, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from proximo.models.packing.attention import registered
 from proximo.models.packing.support import supports_packing, warn_of_fallback
+from proximo.models.progress_bars import bars_for_terminals
 from proximo.models.safe_files import dtypes, has_new_scales, inspect, largest, refuse_file
 from proximo.models.tokens.templates import check_template
 from proximo.models.torch_globals import guarded
@@ -137,7 +138,7 @@ def load_weights(
     try:
         config = config or read_config(str(folder))
         _check_size(folder, kind, config)
-        with guarded(), _quiet():
+        with guarded(), _quiet(), bars_for_terminals():
             loaded: Any = kind.from_pretrained(
                 folder,
                 config=config,

@@ -12,6 +12,12 @@ from proximo.system.safe_text import MAX_SHOWN, counted, visible
 from proximo.types import Problem
 
 BARS = "▁▂▃▄▅▆▇█"
+MEASURED, PART = "user/", "rewards/"
+"""Beginnings of the names of a user's own metrics, and of a reward's parts."""
+NAMED, NAME = 3, 12
+"""Metrics of these that are in a step's line, and characters of their names."""
+ALL_KEPT = 0.9995
+"""Share of the gradient that is shown as 100 %."""
 
 
 @runtime_checkable
@@ -59,20 +65,38 @@ class ProgressLines:
 
 def summary(metrics: Mapping[str, float]) -> str:
     """The most important metrics of a step in one line."""
-    parts = [f"task score {metrics['outcome']:.3f}", f"length {metrics['length']:.1f}"]
+    parts = [f"task score {metrics['outcome']:.3f}", *_named(metrics), f"length {metrics['length']:.1f}"]
     if "entropy" in metrics:
         parts.append(f"entropy {metrics['entropy']:.3f}")
     if "clip_low" in metrics:
-        parts += [
-            f"clipped low {metrics['clip_low']:.1%} high {metrics['clip_high']:.1%}",
-            f"gradient kept {metrics['gate']:.1%}",
-            f"norm {metrics['gradient_norm']:.2f}",
-        ]
+        parts += [*_held_back(metrics), f"norm {metrics['gradient_norm']:.2f}"]
     if metrics["dead_groups"]:
         parts.append(f"no-signal groups {metrics['dead_groups']:.0%}")
     if "learning_rate" in metrics:
         parts.append(f"lr {metrics['learning_rate']:.3g}")
     return "  ".join(parts)
+
+
+def _named(metrics: Mapping[str, float]) -> list[str]:
+    """The first of the user's own metrics, and of the parts of a reward that has several."""
+    measured = [name for name in metrics if name.startswith(MEASURED)]
+    parts = [name for name in metrics if name.startswith(PART)]
+    shown = [*measured, *(parts if len(parts) > 1 else [])][:NAMED]
+    return [f"{_short(name.partition('/')[2])} {metrics[name]:.3g}" for name in shown]
+
+
+def _short(name: str) -> str:
+    """A name that a user's file gives, in few characters."""
+    plain = visible(name).replace("\n", " ")
+    return plain if len(plain) <= NAME else f"{plain[: NAME - 1]}…"
+
+
+def _held_back(metrics: Mapping[str, float]) -> list[str]:
+    """Share of the gradient that the gate takes; nothing where it takes nothing."""
+    low, high = metrics["clip_low"], metrics["clip_high"]
+    if low or high:
+        return [f"clipped low {low:.1%} high {high:.1%}"]
+    return [f"gradient kept {metrics['gate']:.1%}"] if metrics["gate"] < ALL_KEPT else []
 
 
 def speed(seconds: Mapping[str, float], collected: Collected) -> str:

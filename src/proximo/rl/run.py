@@ -6,6 +6,7 @@ from pathlib import Path
 
 from proximo.environments.kinds import played
 from proximo.models.adapters.quantized import count_parameters
+from proximo.models.adapters.starting import base_dtype, whole_base
 from proximo.models.model_types import PreTrainedTokenizerBase
 from proximo.models.out_of_memory import explaining_memory
 from proximo.models.tokens.spelling import Spelling
@@ -22,6 +23,7 @@ from proximo.rl.preflight.preflight import Preflight, judge_remarks, preflight
 from proximo.rl.progress import Progress
 from proximo.rl.rollouts import Collector, Rollouts
 from proximo.runs.checkpointer import StatefulParts
+from proximo.runs.files import BASE
 from proximo.runs.log import RunLog
 from proximo.runs.records import Answered, Evaluation
 from proximo.runs.signals import Stop
@@ -67,7 +69,8 @@ class Run:
             graded = calibration(self.task, config.seed)
             self.remarks = [*graded.remarks, *config.penalty_remarks, *judge_remarks(config)]
         calibrated(graded)
-        built = build_learner(config, checked.path, checked.device, self.tokenizer, ranks)
+        path = checked.path if config.adapter is None else self._whole_base(checked)
+        built = build_learner(config, path, checked.device, self.tokenizer, ranks)
         self.model, self.teacher = built.model, built.teacher
         self.samplers, self.learner = built.samplers, built.learner
         self.collector = Collector(
@@ -86,6 +89,11 @@ class Run:
         self.monitor = Monitor(config, RunLog(folder), progress, self.grading)
         if ranks is not None:
             ranks.hold_signals(self.stop.held)
+
+    def _whole_base(self, checked: Preflight) -> str:
+        """Path of the whole model under the run's adapter."""
+        dtype = base_dtype(self.config.dtype, checked.device, sharded=self.config.ranks is not None)
+        return whole_base(checked.path, self.folder / BASE, dtype)
 
     @property
     def parts(self) -> StatefulParts:

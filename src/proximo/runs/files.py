@@ -22,9 +22,11 @@ TRACKING = "tracking"
 """Folder of the experiment trackers: positions, logs and local data of each; see proximo/runs/tracking."""
 CHECKPOINTS, POINTS = "checkpoints", "resume"
 """Folders with the checkpoints of a run, and with the resume points of a stage that trains on files."""
+BASE = "base"
+"""Folder with the whole model under a new adapter, where training started from an adapter."""
 LOCK, CONFIG, RECORD, REPORT = "lock", "config.toml", "run.json", "report.html"
 FILES = (LOCK, CONFIG, RECORD, REPORT, RESULT, TRACEBACK, *LOGS)
-FOLDERS = (CHECKPOINTS, POINTS, ROLLOUTS, EVIDENCE, VERDICTS)
+FOLDERS = (CHECKPOINTS, POINTS, ROLLOUTS, EVIDENCE, VERDICTS, BASE)
 
 
 def stored_steps(run: Path) -> list[int]:

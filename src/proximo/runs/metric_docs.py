@@ -191,9 +191,10 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
 """Meaning of each metric, by section."""
 
 STAGES: Mapping[str, str] = {
-    "loss": "loss of a step, or of the held-out data",
-    "perplexity": "e to the loss: 1 if every token was certain",
-    "accuracy": "share of the pairs in which the preferred completion has the higher score",
+    "loss": "loss of a step, or of held-out data; of pairs 0.693 is chance (except Ipo)",
+    "perplexity": "e to the loss of the held-out data: 1 if every token was certain",
+    "accuracy": "share of the pairs in which the preferred completion has the higher score; not one has before the first "
+    "update of dpo, when policy and reference are the same model",
     "score_gap": "score of the preferred completion less that of the other, mean over pairs",
     "calibration": "distance of σ(score gap) from the share of pairs ranked right; 0 is best",
     "score_mean": "mean score of all completions",
@@ -202,8 +203,10 @@ STAGES: Mapping[str, str] = {
     "chosen_reward": "β · (log π − log π_ref) of the preferred completion",
     "rejected_reward": "β · (log π − log π_ref) of the other completion",
     "chosen_logprob": "log-prob of the preferred completion; of a loss that averages, per token",
-    "rejected_logprob": "log-prob of the other completion; of a loss that averages, per token",
-    "drift": "log π − log π_ref of the preferred completion, per token",
+    "rejected_logprob": "log-prob of the other completion, which falls as the policy moves away from it; of a loss "
+    "that averages, per token",
+    "drift": "how much likelier than the reference's the preferred completion is: log π − log π_ref, per token. Below "
+    "0 it has become less likely, though it may still win against the other",
     "tokens": "tokens of the step's completions",
     "gradient_norm": "norm of the gradient before clipping",
     "learning_rate": "learning rate of the step",

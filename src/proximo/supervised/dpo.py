@@ -38,7 +38,14 @@ from proximo.supervised.reference import (
     write_reference,
 )
 from proximo.supervised.snapshots import once, refuse_other_items
-from proximo.supervised.stage_model import HoldsStages, StageModel, check_held, loading_place, stage_model
+from proximo.supervised.stage_model import (
+    HoldsStages,
+    StageModel,
+    check_held,
+    loading_place,
+    stage_model,
+    starting_path,
+)
 from proximo.types.tensor_types import Float
 
 METRICS = ("loss", "accuracy", "margin", "chosen_reward", "chosen_logprob")
@@ -107,14 +114,15 @@ def _dpo(
     config: DpoConfig, session: RunSession, say: Callable[[str], None], ranks: HoldsStages | None
 ) -> dict[str, Any]:
     """Train; the result is a `Fitted` as a dict, as it is stored."""
-    path, reference_path = resolve(config.model), resolve(config.reference or config.model)
     overview = dpo_overview(config)
     tokenizer, data = overview.tokenizer, overview.data
     refuse_other_items(session, data.train)
     overview.tell(say, session.folder)
+    path = starting_path(config, session.folder, ranks) or config.model
+    reference_path = path if config.reference in (None, config.model) else resolve(config.reference)
     known = _known(config, data)
     shared, batch, budget = reference_path == path, config.fit.batch, config.fit.token_budget
-    model = _loaded(config, reference_path, ranks if shared else None)
+    model = _loaded(config, reference_path, ranks if shared else None, trained=shared)
     weights = weights_fingerprint(model, None if ranks is None else _dtype(config))
     if known is not None and known.weights != weights:
         raise ValueError(
@@ -125,7 +133,7 @@ def _dpo(
         known = compute_reference(partial(summed_logprobs, model), data, weights, batch, budget)
     if not shared:
         del model  # before the next one is loaded, so that only one model is in memory at a time
-        model = _loaded(config, path, ranks)
+        model = _loaded(config, path, ranks, trained=True)
     held = _held(config, model, path, ranks)
     if known is None:  # ranks share the passes; a new adapter adds 0
         assert ranks is not None
@@ -185,9 +193,9 @@ def _dtype(config: DpoConfig) -> torch.dtype:
     return pick_dtype(config.dtype, pick_device(config.device))
 
 
-def _loaded(config: DpoConfig, path: str, ranks: HoldsStages | None) -> PreTrainedModel:
+def _loaded(config: DpoConfig, path: str, ranks: HoldsStages | None, *, trained: bool) -> PreTrainedModel:
     """A whole model; only the one that is trained may be quantised."""
-    quantization = None if config.adapter is None or path != resolve(config.model) else config.adapter.quantize_base
+    quantization = None if config.adapter is None or not trained else config.adapter.quantize_base
     dtype, device = None if ranks else _dtype(config), loading_place(pick_device(config.device), ranks)
     model = load_model(path, device=device, dtype=dtype, quantization=quantization)
     allow_compiling(model, config.compile)
@@ -203,7 +211,7 @@ def _held(config: DpoConfig, model: PreTrainedModel, path: str, ranks: HoldsStag
 
 def dpo_without_data(config: DpoConfig, ranks: HoldsStages) -> "Preferences":
     """The stage of a process that computes micro-batches for another one."""
-    model = _loaded(config, path := resolve(config.model), ranks)
+    model = _loaded(config, path := resolve(config.model), ranks, trained=True)
     _held(config, model, path, ranks)
     return Preferences(model, Prepared([], [], Mistakes()), Reference((), (), "", ""), config.loss, config.fit)
 

@@ -64,8 +64,8 @@ class Prepared:
         items = [*self.train, *self.held_out]
         if apart := sum(item.is_apart for item in items):
             line = (
-                f"{apart} replies are learned one by one, each after the turns before it: the chat template writes "
-                "earlier replies otherwise than they are sampled"
+                f"{apart} replies are trained as rows of their own, each after the turns before it: this model's chat "
+                "template shortens or changes earlier replies of a conversation, so one row cannot hold them all"
             )
             log.event(0, "replies_apart", line)
             say(line)

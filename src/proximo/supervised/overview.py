@@ -14,11 +14,14 @@ from proximo.learner.policy import frozen_names
 from proximo.models import free_bytes, pick_device, pick_dtype
 from proximo.models.adapters.lora import adapter_size, head_parameters
 from proximo.models.adapters.quantized import quantized_size
+from proximo.models.adapters.starting import base_dtype, merging
 from proximo.models.context_length import reach_of
 from proximo.models.loading import has_score, read_config
 from proximo.models.model_types import PreTrainedModel, PreTrainedTokenizerBase
 from proximo.models.safe_files import inspect
+from proximo.models.shipped import resolve
 from proximo.runs.banner import BannerLine, banner, folder_lines
+from proximo.runs.files import BASE
 from proximo.supervised.encoding import Encoded, Prepared
 from proximo.supervised.schedule import FREEZE, LOWER, Schedule
 from proximo.supervised.stage_model import StageOptions
@@ -89,13 +92,17 @@ class Overview:
 
     def tell(self, say: Callable[[str], None], folder: Path | None = None) -> None:
         """Say all of it; with a run's `folder` also how to watch, stop and resume it."""
-        for line in banner([*self.lines, *([] if folder is None else folder_lines(folder))]):
+        for line in banner([*self._lines(folder or "RUN"), *([] if folder is None else folder_lines(folder))]):
             say(line)
 
     @property
     def lines(self) -> list[BannerLine]:
+        return self._lines("RUN")
+
+    def _lines(self, run: str | Path) -> list[BannerLine]:
         return [
             ("model", self._model),
+            ("starts from", self._start(run)),
             ("device", self._device),
             ("trains", self._trained),
             ("loss", self.loss),
@@ -121,6 +128,14 @@ class Overview:
     def _model(self) -> str:
         name = "a new tiny one" if self.config.model is None else self.config.model
         return f"{name}, {type(self.shape).__name__}, {in_units(self.weights.all)} parameters"
+
+    def _start(self, run: str | Path) -> str:
+        """Fate of an adapter that the stage starts from."""
+        config = self.config
+        if config.model is None:
+            return ""
+        dtype = base_dtype(config.dtype, pick_device(config.device), sharded=config.ranks is not None)
+        return merging(resolve(config.model), config.adapter, f"{run}/{BASE}", dtype)
 
     @property
     def _device(self) -> str:

@@ -15,7 +15,7 @@ from proximo.learner.ranks import Ranks
 from proximo.losses.arithmetic import at_least_float32
 from proximo.losses.pairwise import BradleyTerry, calibration_error, pair_accuracy, ranked_pairs
 from proximo.models import Precision, load_tokenizer, pick_device, pick_dtype
-from proximo.models.adapters.lora import Lora, add_lora
+from proximo.models.adapters.lora import Lora, add_lora, import_peft
 from proximo.models.adapters.quantized import check_quantization, quantize
 from proximo.models.adapters.starting import base_for
 from proximo.models.adapters.targets import target_layers
@@ -30,7 +30,14 @@ from proximo.supervised.fitting import FitOptions, Fitted, fit_session
 from proximo.supervised.kept_checkpoints import KeptCheckpoints
 from proximo.supervised.overview import Overview, check_files
 from proximo.supervised.snapshots import once, refuse_other_items
-from proximo.supervised.stage_model import HoldsStages, StageModel, check_held, loading_place, stage_model
+from proximo.supervised.stage_model import (
+    HoldsStages,
+    StageModel,
+    check_held,
+    loading_place,
+    stage_model,
+    starting_path,
+)
 from proximo.types.tensor_types import Float
 
 METRICS = ("loss", "accuracy", "score_gap", "calibration")
@@ -101,7 +108,7 @@ def _trained(
     tokenizer, data = overview.tokenizer, overview.data
     refuse_other_items(session, data.train)
     overview.tell(say, session.folder)
-    model, held = open_model(config, ranks)
+    model, held = open_model(config, ranks, session.folder)
     if tokenizer.pad_token_id is None:  # padding with this tokenizer must use the token that the model ignores
         tokenizer.pad_token = tokenizer.convert_ids_to_tokens(pad_token(model.config))
     stage = Judgement(model, data.train, data.held_out, config.loss, config.fit.token_budget)
@@ -121,7 +128,7 @@ def reward_model_overview(config: RewardModelConfig) -> Overview:
     check_files(path)
     shape = reward_skeleton(path)
     if config.adapter is not None:
-        base_for(path)
+        import_peft()
         target_layers(shape, config.adapter.targets)
         check_quantization(config.adapter.quantize_base, device)
     loss = "-log sigmoid(score of the chosen - score of the rejected completion - margin), the mean over all pairs"
@@ -130,9 +137,11 @@ def reward_model_overview(config: RewardModelConfig) -> Overview:
     return Overview(config, tokenizer, data, config.data.path, shape, loss, METRICS).check()
 
 
-def open_model(config: RewardModelConfig, ranks: HoldsStages | None) -> tuple[PreTrainedModel, StageModel]:
-    """The model that is trained, and how it is held."""
-    path, device = resolve(config.model), pick_device(config.device)
+def open_model(
+    config: RewardModelConfig, ranks: HoldsStages | None, folder: Path | None = None
+) -> tuple[PreTrainedModel, StageModel]:
+    """The model that is trained, and how it is held; `folder` is the run's."""
+    path, device = starting_path(config, folder, ranks) or config.model, pick_device(config.device)
     dtype = pick_dtype(config.dtype, device)
     held = dtype if ranks is None else torch.float32  # a new head is drawn in it
     model = load_reward_model(path, device=loading_place(device, ranks), dtype=held, seed=config.seed)

@@ -44,7 +44,14 @@ from proximo.supervised.fitting import FitOptions, Fitted, fit_session
 from proximo.supervised.kept_checkpoints import KeptCheckpoints
 from proximo.supervised.overview import Overview, check_speaks
 from proximo.supervised.snapshots import once, refuse_other_items
-from proximo.supervised.stage_model import HoldsStages, StageModel, check_held, loading_place, stage_model
+from proximo.supervised.stage_model import (
+    HoldsStages,
+    StageModel,
+    check_held,
+    loading_place,
+    stage_model,
+    starting_path,
+)
 from proximo.tasks import Arithmetic, Split, Task, TaskOptions
 from proximo.types.tensor_types import Float
 
@@ -143,7 +150,7 @@ def _sft(
     tokenizer, data = overview.tokenizer, overview.data
     refuse_other_items(session, data.train)
     overview.tell(say, session.folder)
-    model, held = open_model(config, ranks)
+    model, held = open_model(config, ranks, session.folder)
     stage = Supervised(model, data.train, data.held_out, token_budget=config.fit.token_budget, dynamic=config.dynamic)
 
     def report() -> None:
@@ -175,9 +182,11 @@ def data_name(data: DataFile | References) -> str:
     return data.path if isinstance(data, DataFile) else f"reference answers of {type(data.task).__name__}"
 
 
-def open_model(config: SftConfig, ranks: HoldsStages | None) -> tuple[PreTrainedModel, StageModel]:
-    """The model that is trained, with its adapter if it has one, and how it is held."""
-    path, device = None if config.model is None else resolve(config.model), pick_device(config.device)
+def open_model(
+    config: SftConfig, ranks: HoldsStages | None, folder: Path | None = None
+) -> tuple[PreTrainedModel, StageModel]:
+    """The model that is trained, with its adapter if it has one, and how it is held; `folder` is the run's."""
+    path, device = starting_path(config, folder, ranks), pick_device(config.device)
     base = None if path is None or config.adapter is None else base_for(path)
     quantization = None if base is None or config.adapter is None else config.adapter.quantize_base
     check_quantization(quantization, device)

@@ -18,9 +18,12 @@ from proximo.learner.policy import freeze
 from proximo.learner.ranks import Ranks
 from proximo.models.adapters.files import save_model
 from proximo.models.adapters.lora import Lora
-from proximo.models.devices import Precision
+from proximo.models.adapters.starting import base_dtype, whole_base
+from proximo.models.devices import Precision, pick_device
 from proximo.models.model_types import PreTrainedModel
+from proximo.models.shipped import resolve
 from proximo.models.torch_globals import OwnDraws
+from proximo.runs.files import BASE
 from proximo.supervised.encoding import Encoded, EncodedRows
 from proximo.supervised.kept_checkpoints import KeptCheckpoints
 from proximo.supervised.schedule import FREEZE, FitOptions
@@ -52,6 +55,9 @@ class StageOptions(Protocol):
 
     @property
     def seed(self) -> int: ...
+
+    @property
+    def ranks(self) -> Ranks | None: ...
 
 
 class Stage(Protocol):
@@ -249,6 +255,16 @@ def stage_model(
 def loading_place(device: str, ranks: HoldsStages | None) -> str:
     """The device that a model is loaded on. Of one that is to be in shards no device ever holds the whole."""
     return device if ranks is None else "cpu"
+
+
+def starting_path(config: StageOptions, folder: Path | None, ranks: HoldsStages | None) -> str | None:
+    """Path of the weights that a stage starts from: under a new adapter always a whole model, which is written into the
+    run's `folder` if need be. Ranks above 0 have no folder, and merge by themselves."""
+    path = None if config.model is None else resolve(config.model)
+    if path is None or config.adapter is None or folder is None:
+        return path
+    dtype = base_dtype(config.dtype, pick_device(config.device), sharded=ranks is not None)
+    return whole_base(path, folder / BASE, dtype)
 
 
 def check_held(ranks: Ranks | None, fit: FitOptions, adapter: Lora | None) -> None:

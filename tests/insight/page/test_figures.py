@@ -297,7 +297,7 @@ def test_rewards_that_are_no_shares_are_not_shown_as_percent(window, tmp_path):
     assert "%" not in shown
     assert "1 is correct" not in shown
     lasts = window.page.locator("#runs .last").all_inner_texts()
-    assert sorted(lasts) == ["25 %", "−0.014"]
+    assert sorted(lasts) == ["score 25 %", "score −0.014"]
     drawn(window, page, "exact")
     window.until("() => document.getElementById('main').innerText.includes('1 is correct')")
     assert "25 %" in window.page.inner_text(".figures")

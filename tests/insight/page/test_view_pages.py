@@ -452,7 +452,13 @@ def test_numbers_of_other_stages_are_drawn_as_they_are(window, tmp_path):
     charts = opened(window, page, "all:loss")
     assert "sft" in (about := window.page.inner_text("li.run .about"))
     assert "None" not in about
-    assert window.page.inner_text("li.run .last") == "0.5"
+    assert window.page.inner_text("li.run .last") == "loss 0.5"
+    assert window.page.locator("#tabs button").all_inner_texts() == [
+        "Overview",
+        "Events",
+        "Config",
+        "All numbers",
+    ]
     assert "rollouts" not in window.page.inner_text(".hint")
     assert drawn(charts["all:loss"], "sft", "training") == [(0, 2.0), (1, 1.0), (2, 0.0)]
     assert drawn(charts["all:loss"], "sft", "held out") == [(3, 0.5)]
@@ -468,6 +474,25 @@ def test_a_dpo_run_is_judged_by_its_pairs(window, tmp_path):
     charts = opened(window, page, "all:accuracy")
     assert "held_out" not in charts
     assert "accuracy of pairs" in window.page.inner_text("[data-chart='all:accuracy']")
+
+
+def test_pairs_that_are_ties_before_the_first_update_are_not_drawn_as_wrong(window, tmp_path):
+    rows = [
+        {"step": step, "held_out/loss": 0.69, "held_out/accuracy": step / 4, "held_out/margin": step / 8}
+        for step in range(3)
+    ]
+    run = write_run(tmp_path / "dpo", rows, state="finished")
+    (run / "config.toml").write_text("[loss]\nbeta = 0.1\n[fit]\nepochs = 1.0\n")
+    charts = opened(window, window.serve(tmp_path), "all:accuracy")
+    assert drawn(charts["all:accuracy"], "dpo", "held out") == [(1, 0.25), (2, 0.5)]
+    caption = window.page.inner_text("[data-chart='all:loss']")
+    assert "of pairs 0.693 is chance" in caption
+
+
+def test_a_run_that_is_not_there_is_named(window, tmp_path):
+    write_run(tmp_path / "a", [{"step": 1, "outcome": 0.5}], state="finished")
+    window.page.goto(window.serve(tmp_path).address(run="elsewhere"))
+    window.until("() => document.getElementById('notice').innerText.includes('No run is called elsewhere')")
 
 
 def test_of_ten_thousand_steps_the_spikes_stay(window, tmp_path):

@@ -1,12 +1,12 @@
 """`proximo sft`, `reward-model` and `dpo`: stages that train on files, each into a run folder."""
 
 import json
-import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
+from proximo.api.endings import stage_ending
 from proximo.api.folders import folder_for, suit_session
 from proximo.api.stages import StageFunction, fitted_in
 from proximo.cli.arguments import asks_for_help, flag_names, refuse, refusing, say, take, take_switch
@@ -36,7 +36,6 @@ from proximo.supervised.overview import Overview
 from proximo.supervised.reward_model import RewardModelConfig, reward_model_overview, train_reward_model
 from proximo.supervised.sft import SftConfig, sft, sft_overview
 from proximo.supervised.snapshots import POINTS
-from proximo.system.safe_text import counted
 
 Config = TypeVar("Config", DpoConfig, RewardModelConfig, SftConfig)
 
@@ -66,37 +65,6 @@ EXAMPLES = {
   proximo dpo pairs.jsonl --loss.type Ipo --loss.beta 0.2
 """,
 }
-
-NEXT = {
-    "sft": (
-        "proximo eval {run} --data PROMPTS",
-        "proximo train --model {run} --data PROMPTS",
-        "proximo chat {run}",
-        "proximo view {run}    curves in the browser",
-    ),
-    "reward-model": (
-        "proximo train --model {model} --data PROMPTS --reward-model {run} --rewards.task 0",
-        "proximo view {run}    curves in the browser",
-    ),
-    "dpo": (
-        "proximo eval {run} --data PROMPTS",
-        "proximo chat {run}",
-        "proximo export {run}",
-        "proximo view {run}    curves in the browser",
-    ),
-}
-"""Commands that go on from a finished stage."""
-
-BEGAN_WITH = "the checkpoint is the model it began with"
-AGAIN_WITH = "try another --fit.learning-rate, or more data"
-KEPT_START = {
-    "sft": f"{BEGAN_WITH}; {AGAIN_WITH}",
-    "reward-model": f"{BEGAN_WITH}, and a score head that was new is untrained: do not reward by it; {AGAIN_WITH}",
-    "dpo": f"{BEGAN_WITH}; {AGAIN_WITH}",
-}
-"""What it means that no step was better than the start, and what to try."""
-AGAIN = ("proximo doctor {run}", "proximo view {run}    curves in the browser")
-"""Commands that go on from a stage that made nothing better."""
 
 
 def run(command: str, arguments: list[str]) -> int:
@@ -177,7 +145,7 @@ def run_stage(
                 refuse(str(error))
             report_failure(session, error)
             return 1
-    print(json.dumps(_summary(path, fitted)) if as_json else _result(command, path, config, fitted))
+    print(json.dumps(_summary(path, fitted)) if as_json else "\n".join(stage_ending(command, path, config, fitted)))
     return 0
 
 
@@ -252,21 +220,3 @@ def _summary(path: Path, fitted: Fitted) -> dict[str, object]:
         "checkpoint": str(fitted.checkpoint),
         "seconds": round(fitted.seconds, 3),
     }
-
-
-def _result(command: str, path: Path, config: Config, fitted: Fitted) -> str:
-    lines = [
-        f"held-out {name:<16} before {value:.4f}  best {fitted.best[name]:.4f}" for name, value in fitted.before.items()
-    ]
-    if fitted.before:
-        lines.append(f"best after step {fitted.best_step} of {fitted.steps}{', stopped early' * fitted.stopped_early}")
-    if fitted.before and fitted.best_step == 0:
-        lines.append(f"held-out {config.fit.metric} never got better: {KEPT_START[command]}")
-    if fitted.skipped:
-        were = "was" if fitted.skipped == 1 else "were"
-        lines.append(f"{counted(fitted.skipped, 'bad row')} {were} left out, see {path / 'events.jsonl'}")
-    run, model = shlex.quote(str(path)), shlex.quote(config.model or "MODEL")
-    shown = AGAIN if fitted.before and fitted.best_step == 0 else NEXT[command]
-    following = [each.format(run=run, model=model) for each in shown]
-    lines += [f"run folder  {path}", f"the model   {fitted.checkpoint}"]
-    return "\n".join([*lines, *(f"{'' if number else 'next':<11} {each}" for number, each in enumerate(following))])

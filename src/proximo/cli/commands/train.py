@@ -1,7 +1,6 @@
 """`proximo train`: train a model by reinforcement learning, or run the pipeline demo."""
 
 import json
-import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -17,6 +16,7 @@ from rich.text import Text
 
 from proximo.algorithms import explain
 from proximo.api.banners import Opening, details, planned, run_lines
+from proximo.api.endings import run_ending
 from proximo.api.training import trained
 from proximo.cli.arguments import flag_names, refuse, refusing, say, take, take_switch
 from proximo.cli.commands import pipelines
@@ -42,16 +42,14 @@ from proximo.rl.progress import (
     Progress,
     ProgressLines,
     best_sample,
-    gain,
     measure,
-    prompt_text,
     share,
     sparkline,
     speed,
 )
 from proximo.rl.progress import summary as step_summary
 from proximo.rl.result import RunResult
-from proximo.runs.banner import BannerLine, banner, terminal_width
+from proximo.runs.banner import banner, terminal_width
 from proximo.runs.checkpoints import step_of
 from proximo.runs.pace import Pace
 from proximo.runs.records import Collected, Evaluation
@@ -59,8 +57,7 @@ from proximo.runs.session import RunSession
 from proximo.runs.tracking.trackers import CHOICES
 from proximo.runs.webhook import Webhook
 from proximo.system.opening import without_links
-from proximo.system.safe_text import MAX_SHOWN, quoted, visible
-from proximo.types import Problem
+from proximo.system.safe_text import MAX_SHOWN, visible
 
 TRAIN_FLAGS = f"""flags of the command itself:
   --run DIR             run folder; the same command with the same folder resumes the run
@@ -84,10 +81,6 @@ EXAMPLES = """examples:
   proximo train --track tensorboard wandb --run runs/a  local event files, and wandb (offline unless logged in)
   proximo train --algorithm.gate.type SoftGate --help   the fields of another piece
 """
-
-
-UNWRAPPED = 10_000
-"""Columns of lines that are to be copied, which a terminal may wrap itself."""
 
 
 def run(arguments: list[str]) -> int:
@@ -204,11 +197,6 @@ def _train(
         return None
 
 
-def _expected(problem: Problem) -> str:
-    """The answer expected to a problem, for a line about it; empty where none is known."""
-    return "" if problem.answer is None else f", expected {quoted(problem.answer)}"
-
-
 def _print_result(path: Path, outcome: RunResult, as_json: bool) -> None:
     if as_json:
         result = {
@@ -225,41 +213,7 @@ def _print_result(path: Path, outcome: RunResult, as_json: bool) -> None:
         }
         print(json.dumps(result))
         return
-    before, after = outcome.before, outcome.after
-    if before.problems:
-        title = f"held-out {measure(before, after):<9}"
-        print(f"\n{title} before {share(before, after)}")
-        print(f"{'':{len(title)}} after  {share(after, before)}{gain(before, after)}\n")
-    shown = [pair for pair in outcome.examples if pair[0].outcome != pair[1].outcome] or outcome.examples
-    for before, after in shown[:3]:
-        print(f"  {quoted(prompt_text(before.problem))}{_expected(before.problem)}")
-        print(f"    before {quoted(before.completion.text)}, after {quoted(after.completion.text)}")
-    for line in summary(path):
-        print(visible(line))
-    if outcome.ended:
-        print(visible(outcome.ended))
-    if outcome.last is not None:
-        print(f"the result is the best checkpoint, step {step_of(outcome.checkpoint)}; the last is {outcome.last}")
-    if outcome.better is not None:
-        print(f"better than the last: {outcome.better}")
-    print("\n" + "\n".join(banner(_next(path, outcome), UNWRAPPED)))
-
-
-def _next(path: Path, outcome: RunResult) -> list[BannerLine]:
-    """Labels and texts of what lies where, and of what can be done with it."""
-    run, model = shlex.quote(str(path)), shlex.quote(str(outcome.checkpoint))
-    steps = step_of(outcome.last or outcome.checkpoint)
-    commands = {
-        f"proximo view {run}": "curves and every rollout in the browser",
-        f"proximo eval {model}": "again, or on other problems with --data",
-        f"proximo chat {model}": "ask it yourself",
-        f"proximo export {model} --out {run}-model": "for transformers, vLLM or llama.cpp",
-    }
-    if not outcome.ended:
-        commands[f"proximo resume {run} --steps {2 * steps}"] = "train on"
-    width = max(map(len, commands))
-    shown = "\n".join(f"{command:<{width}}  {what}" for command, what in commands.items())
-    return [("run folder", str(path)), ("the model", str(outcome.checkpoint)), ("next", shown)]
+    print("\n".join(run_ending(path, outcome)))
 
 
 # The view of a run in a terminal

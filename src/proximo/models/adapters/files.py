@@ -25,6 +25,7 @@ from proximo.models.adapters.lora import (
 from proximo.models.adapters.quantized import QUANTIZATIONS, Quantization, quantize, quantized_layers
 from proximo.models.adapters.targets import SCORE, names_for_peft
 from proximo.models.model_types import PreTrainedModel
+from proximo.models.progress_bars import bars_for_terminals
 from proximo.models.safe_files import ADAPTER as CONFIG
 from proximo.models.safe_files import ADAPTER_WEIGHTS as WEIGHTS
 from proximo.models.safe_files import json_object, tensors
@@ -69,7 +70,8 @@ def scores(folder: Path) -> bool:
 def save_model(model: PreTrainedModel, folder: Path) -> None:
     """Write the whole model, or its adapter alone where it has one."""
     if not has_adapter(model):
-        model.save_pretrained(folder)
+        with bars_for_terminals():
+            model.save_pretrained(folder)
         return
     kept: Any = model.peft_config[NAME]
     layers = [name for name, _ in lora_layers(model)]

@@ -12,8 +12,8 @@ from proximo.learner.experts import balance_for, check_replay
 from proximo.learner.policy import frozen_names
 from proximo.losses.pieces.protocols import AdvantageTraits, GateTraits
 from proximo.models import load_tokenizer, pick_device
+from proximo.models.adapters.lora import import_peft
 from proximo.models.adapters.quantized import check_quantization
-from proximo.models.adapters.starting import base_for
 from proximo.models.adapters.targets import target_layers
 from proximo.models.loading import has_score, read_config, skeleton
 from proximo.models.model_types import PreTrainedTokenizerBase
@@ -171,7 +171,7 @@ def _check_models(config: RunConfig, path: str, tokenizer: PreTrainedTokenizerBa
         policy = skeleton(path)
         frozen_names(policy, frozen)
         if adapter is not None:
-            base_for(path)
+            import_peft()
             target_layers(policy, adapter.targets)
         check_replay(policy, config.routing_replay)
         balance_for(config.algorithm, policy)

@@ -5,10 +5,12 @@ import { AXES } from "./charts.js";
 import { element, known, oneLine, refill } from "./elements.js";
 import { showEvents } from "./events.js";
 import { openHelp } from "./figures/help.js";
+import { specsOf } from "./figures/lines.js";
 import { shownRuns } from "./figures/names.js";
 import { rove } from "./figures/roving.js";
 import { Followed } from "./following.js";
 import { ChartPage } from "./overview.js";
+import { PANELS } from "./panels.js";
 import { showReader } from "./reader/reader.js";
 import { RunList } from "./runs.js";
 import { showSettings } from "./settings.js";
@@ -23,6 +25,7 @@ const list = new RunList(document.getElementById("runs"), fromList);
 const followed = new Map();
 let listed = { root: "", runs: [] };
 let page = null; // the charts that are on the screen
+let pages = Object.entries(TABS); // names and labels of those that the tabs lead to
 let drawn = ""; // the part of the address that they were drawn for
 
 window.proximo = { charts: {} };
@@ -86,7 +89,7 @@ function showPage(tab, state, runs, axis) {
   const isFocused = main.contains(document.activeElement); // such as a chart on which Enter was pressed
   if (!isCharts || drawn !== tab) page?.clear(), (page = null);
   const error = listed.error ?? runs.map(({ run }) => run.error).find(Boolean);
-  notice.textContent = error && listed.runs.length ? oneLine(error.message) : "";
+  notice.textContent = error && listed.runs.length ? oneLine(error.message) : missing(state);
   const wasReader = drawn === "reader";
   drawn = tab;
   if (tab === "reader") {
@@ -103,6 +106,12 @@ function showPage(tab, state, runs, axis) {
     main.replaceChildren(message(error));
   } else if (!isCharts) showOnce(TEXTS[tab], runs);
   else (page ??= new ChartPage(main, openStep)).show(tab, runs, { axis, smooth: windowOf(state), isLog: state.log === "1" });
+}
+
+/** Runs of the address that are not there, in words. */
+function missing({ runs }) {
+  const lost = listed.asked ? runs.filter((name) => !listed.runs.some((run) => run.name === name)) : [];
+  return lost.length && listed.runs.length ? `No run is called ${lost.map(oneLine).join(", ")} in ${oneLine(listed.root)}` : "";
 }
 
 /** Replace only what has changed, so that a selection in the text stays. */
@@ -125,6 +134,14 @@ function openStep(name, step) {
   if (steps.length) go({ run: [name, ...others], step: Math.min(Math.max(step, steps[0].step), steps.at(-1).step) });
 }
 
+/** Pages that the runs have something for. */
+function pagesOf(runs, current) {
+  const isStages = runs.length > 0 && runs.every(({ run }) => run.about?.stage);
+  const hasTimes = () => PANELS.performance.some((panel) => specsOf(panel, runs, "step", new Map()).length);
+  const has = { stability: () => !isStages, performance: () => !isStages || hasTimes() }; // a stage's numbers are in its overview
+  return Object.entries(TABS).filter(([name]) => name === current || (has[name]?.() ?? true));
+}
+
 function showTabs(current, state, runs) {
   const standing = runs.flatMap(({ run }) => run.findings).filter((each) => !known(each.over));
   const [found, worst] = [standing.length, standing.some((each) => each.severity === "failing") ? "bad" : "warn"];
@@ -132,7 +149,8 @@ function showTabs(current, state, runs) {
     element("button", { type: "button", "data-tab": name, "aria-pressed": String(name === current), title: `key ${place + 1}`, onclick: () => leave(name) }, label,
       name === "events" && found ? element("span", { class: `count ${worst}` }, String(found)) : null);
   const reader = element("button", { type: "button", "data-tab": "reader", "aria-pressed": "true" }, `Step ${oneLine(state.step ?? "")}`);
-  refill(tabs, [...Object.entries(TABS).map(button), ...(current === "reader" ? [reader] : [])]);
+  pages = pagesOf(runs, current);
+  refill(tabs, [...pages.map(button), ...(current === "reader" ? [reader] : [])]);
   rove(tabs, "button");
   if (tabs.dataset.current !== current) tabs.querySelector("[aria-pressed=true]")?.scrollIntoView({ block: "nearest", inline: "nearest" }); // on a phone they do not all fit
   tabs.dataset.current = current;
@@ -240,7 +258,7 @@ addEventListener("hashchange", () => (takeToken(), render()));
 addEventListener("keydown", (event) => {
   const isTyping = event.target.closest?.("input:not([type=checkbox]), textarea, select");
   if (isTyping || event.ctrlKey || event.metaKey || event.altKey || isReading(stateNow())) return;
-  const tab = Object.keys(TABS)[Number(event.key) - 1];
+  const [tab] = pages[Number(event.key) - 1] ?? [];
   const order = Object.keys(AXES);
   if (document.querySelector("dialog[open]")) return;
   if (tab) leave(tab);

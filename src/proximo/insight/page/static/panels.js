@@ -107,11 +107,15 @@ export function everyPanel(runs) {
   const plain = [...new Set([...names].map((name) => name.replace(/^held_out\//, "")))];
   const meaning = (name) => runs.map((run) => run.about?.meanings[name] ?? run.about?.meanings[`held_out/${name}`]).find(Boolean);
   const isOfPairs = (name) => name === "accuracy" && runs.every((run) => !isRun(run));
+  const of = (name, prefix = "") => (isOfPairs(name) ? pairsRight(prefix) : `${prefix}${name}`);
   return plain.map((name) => ({
     id: `all:${name}`, title: isOfPairs(name) ? "accuracy of pairs" : name.replaceAll("_", " "), unit: isOfPairs(name) ? "share" : undefined, note: meaning(name),
-    lines: [...(names.has(name) ? [line("training", name)] : []), ...(names.has(`held_out/${name}`) ? [line("held out", `held_out/${name}`, { from: "evaluated" })] : [])],
+    lines: [...(names.has(name) ? [line("training", of(name))] : []), ...(names.has(`held_out/${name}`) ? [line("held out", of(name, "held_out/"), { from: "evaluated" })] : [])],
   }));
 }
+
+/** Share of pairs ranked right; unknown where policy and reference are still the same model, so that all are ties. */
+const pairsRight = (prefix) => (row) => (row[`${prefix}accuracy`] === 0 && row[`${prefix}margin`] === 0 ? null : row[`${prefix}accuracy`]);
 
 /** Whether this is a reinforcement-learning run; stages write other metrics. */
 export const isRun = (run) => !run.about?.stage && hasScores(run);

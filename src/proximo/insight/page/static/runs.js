@@ -102,8 +102,8 @@ function namesIn(runs) {
 
 /** The value beside a run's name: what its kind of training is judged by. */
 function lastValue(run) {
-  const [value, unit, title] = run.stage ? [run.held_out_loss, undefined, "held-out loss"] : [run.outcome, run.is_share ? "share" : undefined, "task score of the last step"];
-  return element("span", { class: "last", title }, known(value) ? withUnit(value, unit) : "");
+  const [name, value, unit, title] = run.stage ? ["loss", run.held_out_loss, undefined, "held-out loss"] : ["score", run.outcome, run.is_share ? "share" : undefined, "task score of the last step"];
+  return element("span", { class: "last", title }, ...(known(value) ? [element("span", { class: "faint" }, `${name} `), withUnit(value, unit)] : []));
 }
 
 /** Progress bar of an unfinished run. */
