@@ -120,7 +120,7 @@ def train(
         print(run.before.accuracy, run.after.accuracy, run.checkpoint, run.metrics().column("outcome"))
     """
     refuse_kind("model", model, (RunConfig, str, Path), f"a model's folder or name, or {CONFIG}")
-    refuse_unknown(words, "train")
+    refuse_unknown(words, train)
     base = model if isinstance(model, RunConfig) else _starting_config(model, data)
     played = given_environment(environment, tools, max_turns)
     base = _given(base, data, evaluation_data, _one_of(reward, rewards), algorithm, steps, quiet, words, played)
@@ -243,7 +243,7 @@ def config_for(
         config = replace(config, sampling=replace(config.sampling, max_tokens=16))
     """
     refuse_kind("model", model, (str, Path), "a folder, a hub id, or the name of a model that ships with Proximo")
-    refuse_unknown(words, "config_for")
+    refuse_unknown(words, config_for)
     base = replace(_starting_config(model, data), adapter=as_lora(adapter))
     played = given_environment(environment, tools, max_turns)
     base = _given(base, data, evaluation_data, _one_of(reward, rewards), algorithm, steps, quiet, words, played)
