@@ -54,7 +54,7 @@ from proximo.rl.result import RunResult
 from proximo.runs.banner import BannerLine, banner, terminal_width
 from proximo.runs.checkpoints import step_of
 from proximo.runs.pace import Pace
-from proximo.runs.records import Collected, Evaluation
+from proximo.runs.records import Answered, Collected, Evaluation
 from proximo.runs.session import RunSession
 from proximo.runs.tracking.trackers import CHOICES
 from proximo.runs.webhook import Webhook
@@ -231,7 +231,7 @@ def _print_result(path: Path, outcome: RunResult, as_json: bool) -> None:
         print(f"\n{title} before {share(before, after)}")
         print(f"{'':{len(title)}} after  {share(after, before)}{gain(before, after)}\n")
     shown = [pair for pair in outcome.examples if pair[0].outcome != pair[1].outcome] or outcome.examples
-    for before, after in shown[:3]:
+    for before, after in distinct(shown)[:3]:
         print(f"  {quoted(prompt_text(before.problem))}{_expected(before.problem)}")
         print(f"    before {quoted(before.completion.text)}, after {quoted(after.completion.text)}")
     for line in summary(path):
@@ -243,6 +243,14 @@ def _print_result(path: Path, outcome: RunResult, as_json: bool) -> None:
     if outcome.better is not None:
         print(f"better than the last: {outcome.better}")
     print("\n" + "\n".join(banner(_next(path, outcome), UNWRAPPED)))
+
+
+def distinct(pairs: Sequence[tuple[Answered, Answered]]) -> list[tuple[Answered, Answered]]:
+    """The pairs of answers, of each prompt the first."""
+    first: dict[str, tuple[Answered, Answered]] = {}
+    for pair in pairs:
+        first.setdefault(prompt_text(pair[0].problem), pair)
+    return list(first.values())
 
 
 def _next(path: Path, outcome: RunResult) -> list[BannerLine]:
