@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+import proximo
 from proximo.algorithms import explain
 from proximo.cli import COMMANDS, main
 from proximo.cli.help_pages import PAGED, TAKES, page, unknown_flag
@@ -269,6 +270,18 @@ def test_the_page_says_what_each_flag_takes():
     assert takes["--lr"] == takes["--training.learning-rate"] == "FLOAT"
     assert takes["--max-generated-tokens"] == "{None}|INT"
     assert "--task.type" not in takes
+
+
+@pytest.mark.slow("reads a model's data twice")
+def test_what_a_flag_gives_is_not_listed_as_chosen(capsys):
+    assert main(["train", *MODEL, "--group-size", "8", "--dry-run"]) == 0  # 8 would have been chosen, too
+    chosen = capsys.readouterr().out.partition("# chosen")[2]
+    assert "training.minibatches" in chosen
+    assert "group_size" not in chosen
+    proximo.config_for("tiny-arithmetic", data="sums.jsonl", group_size=8)
+    told = capsys.readouterr().err
+    assert "training.minibatches" in told
+    assert "group_size" not in told
 
 
 def test_all_wrong_names_are_answered_at_once(capsys):

@@ -17,6 +17,7 @@ from proximo.api.settings import Settings, as_lora, measured, refuse_unknown, sc
 from proximo.api.threads import as_found, on_processes, on_ranks
 from proximo.api.validate import refuse_kind, refuse_values
 from proximo.config import toml
+from proximo.config.vocabulary import field_of
 from proximo.data.given import paths_of
 from proximo.environments.given import Tool, given_environment
 from proximo.environments.kinds import EnvironmentOptions
@@ -149,7 +150,8 @@ def _chosen(
         return (base if epochs is None else replace(base, steps=steps_of(epochs, base))), []
     chosen = defaults_for(base, traits_of(base), epochs)
     config = with_settings(with_defaults(base, chosen), words, settings)
-    return config, kept(config, chosen)
+    given = {*(field_of("train", word) for word in words), *settings, *["steps"] * (steps is not None)}
+    return config, kept(config, chosen, [field for field in given if field])
 
 
 def _observed(on_step: OnStep | None, log: Log | None) -> OnStep | None:

@@ -90,7 +90,8 @@ def run_config(
         config = measured(scheduled(config, schedules), metrics)
     if is_demo:
         say(DEMO)
-    return skipping(config, skip_bad), kept(config, defaults)
+    given = {name.removeprefix("--").replace("-", "_") for name in flag_names(arguments)}
+    return skipping(config, skip_bad), kept(config, defaults, given)
 
 
 def suited_base(
