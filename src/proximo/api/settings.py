@@ -14,10 +14,11 @@ from proximo.rl.config import RunConfig
 from proximo.rl.schedules import Changing, with_schedules
 
 EXAMPLE = "linear:1.0:0.7"
-DRY_RUN = (
-    "`proximo.config_for(...)`, with the same arguments, gives the config and says what was chosen, without training"
-)
-"""Answer to `dry_run`."""
+OF_COMMANDS = {
+    "dry_run": "`proximo.config_for(...)`, with the same arguments, gives the config and says what was chosen, without "
+    "training"
+}
+"""Answers to flags of the command line that are no arguments."""
 IN_PYTHON = {"eval_data": "evaluation_data"}
 """Words of the command line that are arguments under another name."""
 WITHOUT_TABLE = ("seed", "dtype")
@@ -70,8 +71,8 @@ def refuse_unknown(settings: Mapping[str, object], function: Callable[..., objec
 
 def _answer(name: str, function: str, known: Sequence[str]) -> str:
     """Advice for a name that is no argument of a function."""
-    if name == "dry_run":
-        return DRY_RUN
+    if name in OF_COMMANDS:
+        return OF_COMMANDS[name]
     answer = foreign(name, "train")
     if answer is None or (how := _here(answer.ours, known)) is None:
         return no_such_argument(name, function, [*known, *Settings.__annotations__])

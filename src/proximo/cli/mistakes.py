@@ -25,7 +25,7 @@ WITH_MODELS = ("eval", "chat", "serve")
 """Commands whose first argument is a model."""
 WEIGHTS = Path(__file__).parents[1] / "models" / "weights"
 LOCAL = ("/", "./", "../", "~", "runs/")
-"""How a path begins that is none of the hub's."""
+"""Beginnings of paths that are none of the hub's."""
 DEMO_MODEL, DEMO_TASK = "tiny-arithmetic", "Arithmetic"
 
 
@@ -58,7 +58,7 @@ def _mistakes(command: str, arguments: Sequence[str]) -> Iterator[str]:
 
 
 def _of_others(command: str, name: str) -> str:
-    """What to do with a recipe or script of another library."""
+    """Answer to a recipe or script of another library."""
     what = "a script" if name.endswith(".py") else "a config of another library"
     return (
         f"{name} is {what}, and {command} takes a preset, data or a .toml file: `proximo init --model MODEL --data "
