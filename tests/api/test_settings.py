@@ -76,7 +76,11 @@ def test_each_setting_changes_its_field_and_no_other():
         ({"num_generations": 8}, "here it is group_size"),
         ({"num_iterations": 2}, "settings={'training.epochs': ...}"),
         ({"gradient_accumulation_steps": 2}, "not needed"),
-        ({"bananas": 1}, "settings by one word are learning_rate"),
+        ({"bananas": 1}, "takes no such argument; it takes model, "),
+        ({"stps": 1}, "the nearest is steps; it takes model, "),
+        ({"beta": 0.1}, "here it is kl"),
+        ({"eval_dataset": 1}, "here it is evaluation_data"),
+        ({"dry_run": True}, "`proximo.config_for(...)`, with the same arguments, gives the config"),
     ],
 )
 def test_other_names_are_answered(arguments, remedy):
@@ -85,7 +89,19 @@ def test_other_names_are_answered(arguments, remedy):
             function(MODEL, data=ROWS, **arguments)
         assert str(error.value).startswith(f"{next(iter(arguments))}: ")
         assert remedy in str(error.value)
-    refuse_unknown({"lr": 1.0}, "train")
+    refuse_unknown({"lr": 1.0}, proximo.train)
+
+
+def test_all_wrong_names_are_answered_in_one_error():
+    with pytest.raises(TypeError) as error:
+        proximo.train(MODEL, data=ROWS, num_generations=8, lr=1.0, bananas=1, loss_type="x")  # pyright: ignore
+    names, whole = [line.partition(":")[0] for line in str(error.value).splitlines()], str(error.value)
+    assert names == ["num_generations", "bananas", "loss_type"]
+    for argument in ("data", "reward", "metrics", "schedules", "steps", "group_size", "lr"):
+        assert f" {argument}," in whole
+    assert " beta" not in whole
+    with pytest.raises(TypeError, match=r"^max_steps: here it is epochs.*\nref_model: here it is `settings="):
+        proximo.dpo("pairs.jsonl", model="m", max_steps=8, ref_model="m")  # pyright: ignore
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Stages from Python in a user's words: settings by one word, and data as it is."""
 
+import inspect
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -7,7 +8,7 @@ import pytest
 
 import proximo
 from proximo.api import stages
-from proximo.api.stage_settings import DpoSettings, StageSettings
+from proximo.api.stage_settings import ARGUMENTS, DpoSettings, StageSettings
 from proximo.config.vocabulary import words_of
 from proximo.data import DataFile
 from proximo.models.adapters.lora import Lora
@@ -72,7 +73,10 @@ def test_rows_are_kept_as_a_file_that_a_resume_reads(configs: list):
         ("gradient_accumulation_steps", "not needed"),
         ("output_dir", "here it is run"),
         ("num_generations", "sft takes no such argument"),
-        ("beta", "sft takes no such argument; settings by one word are learning_rate, "),
+        ("beta", "sft takes no such argument; it takes data, run, model, "),
+        ("max_steps", "here it is epochs, a fraction is allowed"),
+        ("dry_run", "`proximo sft DATA --model MODEL --dry-run`"),
+        ("eval_dataset", "here it is evaluation_data"),
         ("speed", "sft takes no such argument"),
     ],
 )
@@ -81,6 +85,18 @@ def test_other_names_are_answered(name: str, message: str, configs: list):
         CALLED.sft("a.jsonl", model="m", **{name: 1})
     assert message in str(refused.value)
     assert not configs
+
+
+def test_the_arguments_that_are_listed_are_those_of_the_stages():
+    for stage in (proximo.sft, proximo.dpo, proximo.reward_model):
+        assert set(inspect.signature(stage).parameters) - {"words"} == set(ARGUMENTS)
+
+
+def test_a_model_that_comes_first_is_told(configs: list):
+    with pytest.raises(TypeError, match=r"sft takes the data first.*: proximo.sft\(data=..., model='m'\)"):
+        proximo.sft("m", data=PAIRS)  # pyright: ignore
+    proximo.sft(data="a.jsonl", model="m")
+    assert configs == [SftConfig(data=DataFile("a.jsonl"), model="m")]
 
 
 def test_values_of_another_kind_are_refused_in_a_line(configs: list):

@@ -100,6 +100,18 @@ def test_evaluate_is_what_eval_prints(capsys):
     assert printed["held_out/pass@2"] == found.pass_at_k
 
 
+def test_evaluate_asks_every_row_of_data(tmp_path: Path, capsys):
+    rows = [{"prompt": f"{n}+1=", "answer": str(n + 1)} for n in range(6)]
+    path = tmp_path / "sums.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    short = proximo.SamplingOptions(max_tokens=2)
+    by_path = proximo.evaluate("tiny-arithmetic", data=str(path), sampling=short, quiet=True)
+    assert by_path.problems == 6
+    assert proximo.evaluate("tiny-arithmetic", str(path), sampling=short, quiet=True).accuracy == by_path.accuracy
+    with pytest.raises(ValueError, match="task and data are both given"):
+        proximo.evaluate("tiny-arithmetic", "arithmetic", data=rows)
+
+
 def test_a_runs_own_model_is_evaluated_as_the_run_evaluated_itself(tmp_path: Path, capsys):
     result = proximo.train(small(steps=1), tmp_path / "run", quiet=True)
     assert proximo.evaluate(tmp_path / "run") == result.after

@@ -551,7 +551,7 @@ def _one_file(folder: Path) -> Path:
 
 
 NO_MODELS = {
-    "nothing": (lambda folder: folder / "none", "neither a folder nor a model"),
+    "nothing": (lambda folder: folder / "none", "there is no folder"),
     "an empty folder": (lambda folder: folder, "save_pretrained"),
     "an archive": (_zip, "an archive, which is never unpacked here"),
     "a file": (_one_file, "a file, not a folder"),

@@ -145,7 +145,7 @@ def test_eval_prints_its_numbers(folder, capsys):
     assert main(["eval", folder, *TINY_EVAL]) == 0
     assert capsys.readouterr().out.startswith("held-out accuracy ")
     assert "needs a model" in refused(["eval", "--json"], capsys)
-    assert "neither a folder nor a model" in refused(["eval", str(folder) + "-none"], capsys)
+    assert "there is no folder" in refused(["eval", str(folder) + "-none"], capsys)
 
 
 @pytest.mark.slow("trains a run")
@@ -284,8 +284,9 @@ def test_sft_refuses_what_it_cannot_read(folder, tmp_path, capsys):
     assert "is not a known format" in refused(["sft", str(tmp_path / "sums.txt"), "--model", folder], capsys)
     assert "none.toml: there is no such file" in refused(["sft", "none.toml"], capsys)
     assert "'none.jsonl': there is no such file" in refused(["sft", "none.jsonl", "--model", folder], capsys)
-    assert "fit.batch is 0" in refused(["sft", "none.jsonl", "--model", folder, "--fit.batch", "0"], capsys)
     (tmp_path / "sums.jsonl").write_text(SUMS)
+    wrong = ["sft", str(tmp_path / "sums.jsonl"), "--model", folder, "--fit.batch", "0"]
+    assert "fit.batch is 0" in refused(wrong, capsys)
     arguments = ["sft", str(tmp_path / "sums.jsonl"), "--run", str(tmp_path / "run"), "--model", folder]
     error = refused([*arguments, "--data.held-out", "0", "--fit.patience", "2"], capsys)
     assert "fit.patience is 2, but no data is held out" in error
@@ -354,7 +355,7 @@ def test_selfcheck_names_the_culprit(folder, capsys, monkeypatch):
 
 @pytest.mark.slow("checks whole setups")
 def test_selfcheck_refuses_what_it_cannot_load(capsys, folder):
-    assert "neither a folder nor a model" in refused(
+    assert "there is no folder" in refused(
         ["selfcheck", "--task.type", "Arithmetic", "--model", "/no/such/folder"], capsys
     )
     too_long = [
@@ -467,7 +468,7 @@ def test_a_line_that_is_not_utf8_costs_only_itself(folder, capsys, monkeypatch):
 
 def test_chat_refuses_what_it_cannot_do(folder, tmp_path, capsys):
     assert "needs a model" in refused(["chat"], capsys)
-    assert "neither a folder nor a model" in refused(["chat", str(tmp_path / "none")], capsys)
+    assert "there is no folder" in refused(["chat", str(tmp_path / "none")], capsys)
     assert "temperature is -1.0" in refused(["chat", folder, "--temperature", "-1"], capsys)
     load_model(folder).save_pretrained(tmp_path)
     bare = tiny_tokenizer()

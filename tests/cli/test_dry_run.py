@@ -134,7 +134,8 @@ def test_a_grader_that_cannot_be_trained_with_is_refused(folder, tmp_path, capsy
     task += f'[task.reward]\ntype = "PythonFunction"\npath = "{reward}:nothing"\n'
     (tmp_path / "run.toml").write_text(f'model = "{folder}"\n{task}')
     error = refusal(["train", str(tmp_path / "run.toml"), "--dry-run"], capsys)
-    assert error.startswith("error: calibration: no text could be scored, of 3 problems; nothing was trained")
+    assert error.startswith(f"error: calibration: {reward}:nothing: 9 completions unscored")  # the cause
+    assert error.endswith("calibration: no text could be scored, of 3 problems; nothing was trained\n")
 
 
 def test_a_dry_run_loads_no_weights(no_weights, folder, capsys):

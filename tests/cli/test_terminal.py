@@ -7,11 +7,12 @@ import sys
 import pytest
 from rich.console import Console
 
+from proximo.api.endings import distinct
 from proximo.cli import arguments, main
 from proximo.cli.commands.train import LiveView
 from proximo.rl.progress import ProgressLines
 from proximo.runs.log import RunLog
-from proximo.runs.records import Collected, DataCursor, Evaluation
+from proximo.runs.records import Answered, Collected, DataCursor, Evaluation
 from proximo.system.safe_text import quoted, visible
 from proximo.system.secrets import masked, without_secrets
 from proximo.types import Completion, Grade, Group, Problem, Rollout
@@ -200,3 +201,11 @@ def test_a_run_folder_keeps_no_secret(tmp_path, monkeypatch, capsys):
     assert b"https://***@host" in written["run.json"]  # it was there to be hidden
     assert not [name for name, data in written.items() if b"CANARY" in data]
     assert "CANARY" not in printed.out + printed.err
+
+
+def test_answers_that_are_shown_are_to_distinct_problems():
+    def answered(number: int, prompt: str) -> Answered:
+        return Answered(Problem(f"p-{number}", prompt, "2"), Completion((), (), "2", "stop"), Grade(1.0))
+
+    pairs = [(answered(n, prompt), answered(n, prompt)) for n, prompt in enumerate(["1+1=", "1+1=", "2+0=", "1+1="])]
+    assert [before.problem.id for before, _ in distinct(pairs)] == ["p-0", "p-2"]

@@ -143,10 +143,17 @@ def test_pickle_is_never_read(tmp_path):
         load_model(str(tmp_path))
 
 
-@pytest.mark.parametrize("path", ["./missing", "nobody/nothing"])
-def test_missing_models_say_what_to_do(path):
+@pytest.mark.parametrize(
+    ("path", "why"),
+    [
+        ("nobody/nothing", "neither a folder nor a model that the hub"),
+        ("./missing", "there is no folder of this name"),
+        ("runs/none", "there is no folder of this name"),
+    ],
+)
+def test_missing_models_say_what_to_do(path, why):
     for load in (load_model, load_tokenizer):
-        with pytest.raises(ValueError, match="neither a folder nor a model that the hub"):
+        with pytest.raises(ValueError, match=why):
             load(path)
 
 

@@ -191,6 +191,8 @@ def test_a_default_that_a_flag_changed_is_not_listed():
     names = [each.field for each in kept(replace(config, steps=3), defaults_for(START, GSM8K))]
     assert "steps" not in names
     assert "evaluation.every" in names
+    given = [each.field for each in kept(config, defaults_for(START, GSM8K), {"steps", "training.groups"})]
+    assert not {"steps", "training.groups"} & set(given)  # the value that would have been chosen, too
 
 
 # Read from a model and a file

@@ -171,6 +171,8 @@ def test_what_is_given_in_python_is_added_to_what_the_config_has():
     ("schedules", "line"),
     [
         ({"algorithm.gate.hihg": Constant(1)}, "which this run does not have, perhaps algorithm.gate.high; those that"),
+        ({"epsilon_high": Constant(1)}, "schedules has epsilon_high, which here is algorithm.gate.high; those that"),
+        ({"init_kl_coef": Constant(1)}, "which here is algorithm.kl.coefficient; those that can"),
         ({"training.group_size": Constant(4)}, "training.group_size, which cannot change in the middle of a run"),
         ({"sampling.max_tokens": Constant(4)}, "cannot change in the middle of a run; those that can: .*temperature"),
         ({"model": Constant(1)}, "model, which cannot change"),

@@ -8,7 +8,7 @@ import pytest
 from proximo.config import toml
 from proximo.environments.kinds import MultiTurn
 from proximo.rl.config import RunConfig
-from proximo.runs.config_changes import changed_files, fingerprints, function_fingerprints
+from proximo.runs.config_changes import changed_files, fingerprints, function_fingerprints, refuse_changes
 from proximo.runs.session import open_session
 from proximo.system.folders import file_hash
 from proximo.tasks.arithmetic import Arithmetic
@@ -61,6 +61,15 @@ def test_code_is_known_by_its_form_in_any_field(here, monkeypatch):
         "task.tools[0]": file_hash(here / "package" / "short.py"),
         "task.tools[1]": mine,
     }
+
+
+def test_more_steps_are_refused_with_the_command_that_trains_on():
+    changes = {"steps": "was 20, now 50", "evaluation.every": "was 2, now 5"}
+    known = "steps = 50\n[evaluation]\nevery = 5\n"
+    with pytest.raises(ValueError, match="or for more steps by proximo resume r --steps 50, choose another name"):
+        refuse_changes(Path("r"), changes, [], known)
+    with pytest.raises(ValueError, match="by proximo resume r, choose another name"):
+        refuse_changes(Path("r"), {"evaluation.every": "was 2, now 5"}, [], known)
 
 
 def test_a_changed_file_is_named_and_refused_unless_it_is_allowed(here):

@@ -1,6 +1,7 @@
 """The lines at the end of a run, of the command line and of Python: what came of it, and what can be done next."""
 
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 
 from proximo.insight.doctor.checkup import summary
@@ -8,6 +9,7 @@ from proximo.rl.progress import gain, measure, prompt_text, share
 from proximo.rl.result import RunResult
 from proximo.runs.banner import BannerLine, banner
 from proximo.runs.checkpoints import step_of
+from proximo.runs.records import Answered
 from proximo.supervised.fitting import Fitted
 from proximo.supervised.stage_model import StageOptions
 from proximo.system.safe_text import counted, quoted, visible
@@ -77,12 +79,20 @@ def _answers(outcome: RunResult) -> list[str]:
     shown = [pair for pair in outcome.examples if pair[0].outcome != pair[1].outcome] or outcome.examples
     return [
         line
-        for before, after in shown[:SHOWN]
+        for before, after in distinct(shown)[:SHOWN]
         for line in (
             f"  {quoted(prompt_text(before.problem))}{_expected(before.problem)}",
             f"    before {quoted(before.completion.text)}, after {quoted(after.completion.text)}",
         )
     ]
+
+
+def distinct(pairs: Sequence[tuple[Answered, Answered]]) -> list[tuple[Answered, Answered]]:
+    """The pairs of answers, of each prompt the first."""
+    first: dict[str, tuple[Answered, Answered]] = {}
+    for pair in pairs:
+        first.setdefault(prompt_text(pair[0].problem), pair)
+    return list(first.values())
 
 
 def _expected(problem: Problem) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 from proximo.algorithms import UnusualChoice
 from proximo.api.evaluation.results import ModelResult
 from proximo.api.folders import PathLike
-from proximo.api.messages import keep_quiet, say
+from proximo.api.messages import Say, keep_quiet, say
 from proximo.api.rewards import Rewards, with_rewards
 from proximo.api.threads import as_found, open_model
 from proximo.api.validate import refuse_kind
@@ -18,6 +18,8 @@ from proximo.config import toml
 from proximo.config.aliases import renewed
 from proximo.config.trust.permission import OfRun
 from proximo.config.unions import classes, missing_members
+from proximo.data.formats import FORMATS
+from proximo.data.given import paths_of
 from proximo.environments.kinds import EnvironmentOptions, SingleTurn, played
 from proximo.insight.folder import RunFolder
 from proximo.models import Precision, load_tokenizer, pick_device
@@ -26,6 +28,7 @@ from proximo.models.model_types import PreTrainedTokenizerBase
 from proximo.models.safe_files import inspect
 from proximo.models.shipped import resolve
 from proximo.recipes.presets import PRESETS
+from proximo.rewards import ExactMatch
 from proximo.rewards.grading import grading
 from proximo.rl import evaluate as evaluation
 from proximo.rl.config import EvaluationOptions, RunConfig
@@ -40,9 +43,14 @@ from proximo.samplers.embedded import local_sampler
 from proximo.samplers.sampler import SamplingOptions
 from proximo.system.opening import UnsafeFile, read_file, without_links
 from proximo.tasks import Arithmetic, Code, File, Mixture, Split, Task, TaskOptions
+from proximo.tasks.sources.mixture import with_reward
+from proximo.tasks.sources.opening import open_data
+from proximo.tasks.sources.recognising import Chosen
 
 ALL_PROBLEMS = 1_000_000
 """Number of problems that means all of a file."""
+KEPT = Path("runs") / "data"
+"""Folder for rows that were given in Python."""
 SHORT_PATH = 40
 """Characters of a path that is shown whole."""
 NEEDED = ("task", "rewards", "sampling", "evaluation", "device", "dtype", "environment", "seed")
@@ -77,6 +85,7 @@ def evaluate(
     model: PathLike,
     task: "TaskOptions | str | None" = None,
     *,
+    data: Any = None,
     problems: int | None = None,
     samples: int | None = None,
     sampling: SamplingOptions | None = None,
@@ -93,6 +102,7 @@ def evaluate(
     else the default of `proximo eval --help`; the task has no default then, but for a model that ships.
 
     task      whose held-out problems are asked; or the name of one that needs no options, such as "arithmetic"
+    data      every row of these is asked instead: a path, hub id, dicts, a DataFrame or a Dataset
     problems  how many of them, each once
     samples   completions per problem, for mean@k and pass@k; 0: greedy accuracy alone
     sampling  temperature and lengths, a SamplingOptions
@@ -107,9 +117,12 @@ def evaluate(
     """
     refuse_kind("model", model, (str, Path), "a folder, a run's folder or a hub id")
     tell = keep_quiet if quiet else say
+    task, data = _one_of(task, data)
     config, source = own_evaluation(str(model), load_code=load_code)
-    if source is None and task is None:
+    if source is None and task is None and data is None:
         config, source = shipped_evaluation(str(model))
+    if data is not None:
+        config = _on_given(config, data, str(model), rewarded=rewards is not None or not config.rewards.task, tell=tell)
     given: dict[str, Any] = {
         "task": None if task is None else _task(task),
         "problems": problems,
@@ -127,6 +140,27 @@ def evaluate(
     for failure in failures:
         tell(f"warning: {failure}")
     return result.evaluation
+
+
+def _one_of(task: "TaskOptions | str | None", data: Any) -> "tuple[TaskOptions | str | None, Any]":
+    """The task and the data, of which one may be given; a path in the place of a task is one of data."""
+    if isinstance(task, Path) or (isinstance(task, str) and (Path(task).suffix in FORMATS or Path(task).exists())):
+        task, data = (None, task) if data is None else (task, data)
+    if task is not None and data is not None:
+        raise ValueError("task and data are both given: give one of them")
+    return task, data
+
+
+def _on_given(config: EvalConfig, data: Any, model: str, *, rewarded: bool, tell: Say) -> EvalConfig:
+    """The config on every row of data: read by its own task where that reads a file, else recognised."""
+    paths = paths_of(data, KEPT)
+    if len(paths) == 1 and Path(paths[0]).is_file() and (on_file := on_data(config, paths[0])):
+        return on_file
+    chosen = Chosen(held_out=1.0, has_reward=rewarded)
+    opened = open_data(paths, (), chosen, chat=load_tokenizer(resolve(model)).chat_template is not None)
+    for line in opened.lines:
+        tell(line)
+    return on_all(config, with_reward(opened.task, ExactMatch()) if rewarded else opened.task)
 
 
 def _task(given: TaskOptions | str) -> TaskOptions:

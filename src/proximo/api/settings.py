@@ -1,17 +1,26 @@
 """Settings by one word, as keyword arguments: `learning_rate=1e-6` for the field training.learning_rate."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
+from difflib import get_close_matches
+from inspect import signature
 from typing import Any, TypedDict
 
 from proximo.config.unions import with_fields
-from proximo.config.vocabulary import WORDS, field_of, foreign
+from proximo.config.vocabulary import field_of, foreign
 from proximo.models.adapters.lora import Lora
 from proximo.rewards.metrics import Given, with_metrics
 from proximo.rl.config import RunConfig
 from proximo.rl.schedules import Changing, with_schedules
 
 EXAMPLE = "linear:1.0:0.7"
+OF_COMMANDS = {
+    "dry_run": "`proximo.config_for(...)`, with the same arguments, gives the config and says what was chosen, without "
+    "training"
+}
+"""Answers to flags of the command line that are no arguments."""
+IN_PYTHON = {"eval_data": "evaluation_data"}
+"""Words of the command line that are arguments under another name."""
 WITHOUT_TABLE = ("seed", "dtype")
 """Fields without a table that are settings, too."""
 LORA = ("r", "lora_alpha", "target_modules")
@@ -51,22 +60,38 @@ class Settings(TypedDict, total=False):
     dtype: str
 
 
-def refuse_unknown(settings: Mapping[str, object], function: str) -> None:
-    """Raise TypeError for a name that is no setting; another library's is answered with ours."""
-    for name in settings:
-        if name in Settings.__annotations__:
-            continue
-        if (answer := foreign(name)) is None:
-            known = ", ".join(word.name for word in WORDS)
-            raise TypeError(f"{name}: {function} takes no such argument; settings by one word are {known}")
-        raise TypeError(f"{name}: {_here(answer.ours, answer.remark)}")
+def refuse_unknown(settings: Mapping[str, object], function: Callable[..., object]) -> None:
+    """Raise TypeError for names that are no settings, with a line for each; another library's is answered with
+    ours."""
+    known = [name for name in signature(function).parameters if name != "words"]
+    unknown = [name for name in settings if name not in Settings.__annotations__]
+    if unknown:
+        raise TypeError("\n".join(f"{name}: {_answer(name, function.__name__, known)}" for name in unknown))
 
 
-def _here(ours: str, remark: str) -> str:
-    if not ours:
-        return remark
-    how = ours if "." not in ours else f"`settings={{'{ours}': ...}}`"
-    return f"here it is {how}{remark and f', {remark}'}"
+def _answer(name: str, function: str, known: Sequence[str]) -> str:
+    """Advice for a name that is no argument of a function."""
+    if name in OF_COMMANDS:
+        return OF_COMMANDS[name]
+    answer = foreign(name, "train")
+    if answer is None or (how := _here(answer.ours, known)) is None:
+        return no_such_argument(name, function, [*known, *Settings.__annotations__])
+    return ", ".join(filter(None, (how, answer.remark)))
+
+
+def no_such_argument(name: str, function: str, known: Sequence[str]) -> str:
+    """Complaint about an argument that a function does not take, with those that it takes."""
+    close = get_close_matches(name, known, n=1)
+    perhaps = f", the nearest is {close[0]}" if close else ""
+    return f"{function} takes no such argument{perhaps}; it takes {', '.join(known)}"
+
+
+def _here(ours: str, known: Sequence[str]) -> str | None:
+    """Way to give what a word or field is; None where there is none, empty where nothing has to be given."""
+    name = IN_PYTHON.get(ours, ours)
+    if not name or name in known or name in Settings.__annotations__:
+        return name and f"here it is {name}"
+    return f"here it is `settings={{'{name}': ...}}`" if "." in name else None
 
 
 def with_settings(config: RunConfig, settings: Mapping[str, Any], more: Mapping[str, Any]) -> RunConfig:

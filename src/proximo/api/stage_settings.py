@@ -4,13 +4,18 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, TypedDict, TypeVar
 
-from proximo.api.settings import WITHOUT_TABLE, as_lora
+from proximo.api.settings import OF_COMMANDS, WITHOUT_TABLE, as_lora, no_such_argument
 from proximo.config.unions import walk, with_fields
 from proximo.config.vocabulary import field_of, foreign, names_in_stages, words_of
 from proximo.supervised.dpo import DpoConfig
 from proximo.supervised.reward_model import RewardModelConfig
 from proximo.supervised.sft import SftConfig
 
+ARGUMENTS = (
+    *("data", "run", "model", "evaluation_data", "resume", "allow_change", "accept_lost_rows", "track", "notify"),
+    *("quiet", "settings"),
+)
+"""Arguments of each stage that are no settings."""
 Config = TypeVar("Config", DpoConfig, RewardModelConfig, SftConfig)
 
 
@@ -41,10 +46,10 @@ def with_stage_settings(
     kind: str, config: Config, settings: Mapping[str, Any], more: Mapping[str, Any] | None
 ) -> Config:
     """The config with its settings changed: `settings` by their words, `more` by the dotted names of fields. TypeError
-    for a name that is no word; another library's is answered with ours."""
-    for name in settings:
-        if name not in WITHOUT_TABLE and field_of(kind, name) is None:
-            raise TypeError(f"{name}: {_answer(kind, config, name)}")
+    for names that are no words, with a line for each; another library's is answered with ours."""
+    unknown = [name for name in settings if name not in WITHOUT_TABLE and field_of(kind, name) is None]
+    if unknown:
+        raise TypeError("\n".join(f"{name}: {_answer(kind, config, name)}" for name in unknown))
     if not isinstance(rank := settings.get("lora"), int) or isinstance(rank, bool):
         config = replace(config, adapter=as_lora(rank)) if "lora" in settings else config
         settings = {word: value for word, value in settings.items() if word != "lora"}
@@ -54,10 +59,11 @@ def with_stage_settings(
 
 def _answer(kind: str, config: Config, name: str) -> str:
     """Advice for a name that is no word of a stage."""
-    known = ", ".join([*(word.name for word, _ in words_of(kind)), *WITHOUT_TABLE])
-    function = kind.replace("-", "_")
-    unknown = f"{function} takes no such argument; settings by one word are {known}"
-    if (answer := foreign(name)) is None:
+    if name in OF_COMMANDS:
+        return f"`proximo {kind} DATA --model MODEL --{name.replace('_', '-')}` says what would run, without training"
+    words = (each for word, _ in words_of(kind) for each in (word.name, word.also) if each)
+    unknown = no_such_argument(name, kind.replace("-", "_"), [*ARGUMENTS, *words, *WITHOUT_TABLE])
+    if (answer := foreign(name, kind)) is None:
         return unknown
     if not answer.ours:
         return answer.remark
@@ -67,8 +73,10 @@ def _answer(kind: str, config: Config, name: str) -> str:
 
 def _here(kind: str, config: Config, ours: str) -> Iterator[str]:
     """Ways to give what a word or a field of training is in a stage; none where the stage has no such thing."""
-    if field_of(kind, ours) is not None or ours in ("data", "model", "run", "track", "dtype"):
+    if field_of(kind, ours) is not None or ours in (*ARGUMENTS, *WITHOUT_TABLE):
         yield ours
+    if ours == "data.held_out":
+        yield "evaluation_data"
     fields = {path for path, _, _ in walk(config)}
     for field in names_in_stages(ours):
         if field in fields:

@@ -2,8 +2,9 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import wraps
 from pathlib import Path
-from typing import Any, TypeVar, Unpack
+from typing import Any, ParamSpec, TypeVar, Unpack
 
 from proximo.api.endings import stage_ending
 from proximo.api.folders import PathLike, attempted, folder_for, suit_session
@@ -32,10 +33,27 @@ from proximo.supervised.stage_model import HoldsStages
 KEPT = Path("runs") / "data"
 """Folder for rows that were given in Python."""
 Config = TypeVar("Config", DpoConfig, RewardModelConfig, SftConfig)
+Given = ParamSpec("Given")
 StageFunction = Callable[[Config, Path, Say, RunSession, HoldsStages | None], Fitted]
 """Runs a stage into a folder that is taken."""
 
 
+def _data_first(stage: Callable[Given, Fitted]) -> Callable[Given, Fitted]:
+    """The function of a stage, which says what comes first where a model does."""
+
+    @wraps(stage)
+    def called(*given: Given.args, **named: Given.kwargs) -> Fitted:
+        if given and "data" in named:
+            name = stage.__name__
+            raise TypeError(
+                f"{name} takes the data first, and data= is given, too: proximo.{name}(data=..., model={given[0]!r})"
+            )
+        return stage(*given, **named)
+
+    return called
+
+
+@_data_first
 def sft(
     data: Any,
     run: PathLike | None = None,
@@ -73,6 +91,7 @@ def sft(
     )
 
 
+@_data_first
 def dpo(
     data: Any,
     run: PathLike | None = None,
@@ -104,6 +123,7 @@ def dpo(
     )
 
 
+@_data_first
 def reward_model(
     data: Any,
     run: PathLike | None = None,

@@ -18,6 +18,7 @@ from proximo.api.settings import Settings, as_lora, measured, refuse_unknown, sc
 from proximo.api.threads import as_found, on_processes, on_ranks
 from proximo.api.validate import refuse_kind, refuse_values
 from proximo.config import toml
+from proximo.config.vocabulary import field_of
 from proximo.data.given import paths_of
 from proximo.environments.given import Tool, given_environment
 from proximo.environments.kinds import EnvironmentOptions
@@ -121,7 +122,7 @@ def train(
         print(run.before.accuracy, run.after.accuracy, run.checkpoint, run.metrics().column("outcome"))
     """
     refuse_kind("model", model, (RunConfig, str, Path), f"a model's folder or name, or {CONFIG}")
-    refuse_unknown(words, "train")
+    refuse_unknown(words, train)
     base = model if isinstance(model, RunConfig) else _starting_config(model, data)
     played = given_environment(environment, tools, max_turns)
     rewards = _one_of(reward, rewards)
@@ -158,7 +159,8 @@ def _chosen(
         return (base if epochs is None else replace(base, steps=steps_of(epochs, base))), []
     chosen = defaults_for(base, traits_of(base), epochs)
     config = with_settings(with_defaults(base, chosen), words, settings)
-    return config, kept(config, chosen)
+    given = {*(field_of("train", word) for word in words), *settings, *["steps"] * (steps is not None)}
+    return config, kept(config, chosen, [field for field in given if field])
 
 
 def _observed(on_step: OnStep | None, log: Log | None) -> OnStep | None:
@@ -254,7 +256,7 @@ def config_for(
         config = replace(config, sampling=replace(config.sampling, max_tokens=16))
     """
     refuse_kind("model", model, (str, Path), "a folder, a hub id, or the name of a model that ships with Proximo")
-    refuse_unknown(words, "config_for")
+    refuse_unknown(words, config_for)
     base = replace(_starting_config(model, data), adapter=as_lora(adapter))
     played = given_environment(environment, tools, max_turns)
     rewards = _one_of(reward, rewards)

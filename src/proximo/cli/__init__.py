@@ -10,8 +10,9 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any
 
-from proximo.cli.arguments import asks_for_help, nearest, refuse, say, take_switch
+from proximo.cli.arguments import asks_for_help, refuse, say, take_switch
 from proximo.cli.help_pages import page_of, unknown_flag, wrong_value
+from proximo.cli.mistakes import mistake, no_such_command
 from proximo.cli.naming import DEMO, first_line
 from proximo.cli.words import spelled_out
 from proximo.config.trust.permission import command_line
@@ -152,7 +153,7 @@ def _answer(arguments: list[str], *, owns_process: bool) -> int:
     if command == "explain" and not rest:
         rest = ["--help"]
     if command not in COMMANDS:
-        refuse(f"no command is called {command!r}{nearest(command, COMMANDS)}; there are: {', '.join(COMMANDS)}")
+        refuse(no_such_command(command, COMMANDS))
     for each in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(each) is not signal.SIG_IGN:  # ignored under nohup
             signal.signal(each, lambda number, _: sys.exit(128 + number))
@@ -180,11 +181,13 @@ def _answer(arguments: list[str], *, owns_process: bool) -> int:
 
 
 def _refuse_unknown(command: str, arguments: Sequence[str]) -> None:
-    """Refuse a flag that certainly does not exist, or a value that it does not take, before torch is imported."""
+    """Refuse what is certainly wrong before torch is imported: flags that do not exist, a value that one does not take,
+    what is not there."""
     if asks_for_help(arguments):
         return
     flags = [each for each in arguments if each != LOAD_CODE or command in WITHOUT_RUNS]
-    if (wrong := unknown_flag(command, flags) or wrong_value(command, flags)) is not None:
+    wrong = unknown_flag(command, flags) or wrong_value(command, flags) or mistake(command, flags)
+    if wrong is not None:
         refuse(wrong)
 
 

@@ -9,7 +9,7 @@ from typing import NoReturn, TypeVar
 
 from proximo.api import messages
 from proximo.cli.words import answer_to
-from proximo.config.vocabulary import kind_of
+from proximo.config.vocabulary import foreign, kind_of
 from proximo.system.folders import write_file
 from proximo.system.opening import without_links
 
@@ -158,11 +158,19 @@ def write_out(out: str | Path, text: str) -> None:
 
 
 def no_such_flag(typed: str, known: Sequence[str], prog: str) -> str:
-    kind = kind_of(prog.rpartition(" ")[2])
-    if kind is not None and (answer := answer_to(kind, typed, known)) is not None:
+    if (answer := answer_to(kind_of(prog.rpartition(" ")[2]) or "", typed, known)) is not None:
         return f"{typed}: {answer}"
+    if typed in known:  # the first was taken
+        return f"{typed} is given twice: give it once"
     plain = [each for each in known if not each.endswith((".type", ".add"))]
-    return f"{typed}: there is no such flag{_nearest_flag(typed.replace('_', '-'), plain)}; {prog} --help lists all"
+    is_foreign = foreign(typed) is not None  # what is spelled alike means something else
+    close = "" if is_foreign else _nearest_flag(typed.replace("_", "-"), plain)
+    return f"{typed}: there is no such flag{close}; {prog} --help lists all"
+
+
+def in_lines(complaints: Sequence[str]) -> str:
+    """Complaints in the place of one, each in a line of its own."""
+    return "\n       ".join(dict.fromkeys(complaints))
 
 
 def _nearest_flag(name: str, known: Sequence[str]) -> str:

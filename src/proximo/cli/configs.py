@@ -2,7 +2,7 @@
 
 import textwrap
 import tomllib
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -34,6 +34,7 @@ from proximo.cli.data import (
     take_task,
 )
 from proximo.cli.flags import changed, read_flags
+from proximo.cli.mistakes import half
 from proximo.cli.naming import DEMO, named
 from proximo.cli.pieces import said_later, with_pieces
 from proximo.config import toml
@@ -89,7 +90,8 @@ def run_config(
         config = measured(scheduled(config, schedules), metrics)
     if is_demo:
         say(DEMO)
-    return skipping(config, skip_bad), kept(config, defaults)
+    given = {name.removeprefix("--").replace("-", "_") for name in flag_names(arguments)}
+    return skipping(config, skip_bad), kept(config, defaults, given)
 
 
 def suited_base(
@@ -105,10 +107,17 @@ def suited_base(
     base = base_config(arguments, STARTING_CONFIG)
     if asks_for_help(arguments):
         return base, []
-    asked = skipping(_with_task_read(read_flags(base, arguments, prog=prog)[0], base), skip_bad)
+    asked = skipping(
+        _with_task_read(read_flags(base, arguments, prog=prog, description=_naming(prog))[0], base), skip_bad
+    )
     with refusing():
         defaults = defaults_for(asked, traits_of(asked), epochs)
     return with_defaults(base, defaults), defaults
+
+
+def _naming(prog: str) -> str:
+    """Help on what names a config, of which the config itself has no flags."""
+    return naming_flags(prog.rpartition(" ")[2], "")
 
 
 def _with_task_read(config: RunConfig, base: RunConfig) -> RunConfig:
@@ -123,15 +132,10 @@ def _names_own(arguments: Sequence[str]) -> bool:
     return bool(named(arguments))
 
 
-def refuse_half(source: str, named: Collection[str]) -> None:
-    """Refuse a model without data, or data without a model: the demo's would silently take its place."""
-    if named == {"data"}:
-        refuse(f"{source} has data and no model: give --model MODEL; the demo's is --model {ARITHMETIC.model}")
-    if named == {"model"}:
-        refuse(
-            f"{source} has a model and no data: give --data DATA, or a task, --task.type NAME; the demo's is "
-            f"--task.type {type(ARITHMETIC.task).__name__}"
-        )
+def refuse_half(source: str, named: set[str]) -> None:
+    """Refuse a model without data, or data without a model."""
+    if (complaint := half(source, named)) is not None:
+        refuse(complaint)
 
 
 def skipping(config: RunConfig, skip_bad: bool) -> RunConfig:

@@ -17,7 +17,8 @@ from types import NoneType
 from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin
 
 from proximo.api.validate import refuse_values
-from proximo.cli.arguments import asks_for_help, no_such_flag, refusing
+from proximo.cli.arguments import asks_for_help, in_lines, no_such_flag, refusing
+from proximo.cli.help_pages import flags_in
 from proximo.cli.pieces import flags_of, type_lines, with_pieces
 from proximo.cli.words import word_lines
 from proximo.config.unions import choices, classes, is_choice, kinds_of, protocols, union_members
@@ -113,7 +114,7 @@ def parsed(default: Value, flags: Sequence[str], prog: str, usage: str, descript
             raise
         raise ValueError(_line(shown.getvalue(), type(default).__name__, raised)) from None
     if unknown:
-        raise ValueError(_unknown(default, unknown[0], unknown[1:2], prog))
+        raise ValueError(in_lines([*_unknown(default, unknown, prog, flags_in(description))]))
     return value
 
 
@@ -181,7 +182,15 @@ def _line(box: str, whole: str, raised: Sequence[ValueError]) -> str:
     return why if is_told else f"{where}: {why}"
 
 
-def _unknown(default: object, flag: str, following: Sequence[str], prog: str) -> str:
+def _unknown(default: object, left: Sequence[str], prog: str, of_command: Sequence[str]) -> Iterator[str]:
+    """Complaints about what tyro left over: about the first, and about each other flag. `of_command`: flags that the
+    command takes itself."""
+    for number, flag in enumerate(left):
+        if not number or (len(flag) > 2 and flag.startswith("--")):
+            yield _not_taken(default, flag, left[number + 1 : number + 2], prog, of_command)
+
+
+def _not_taken(default: object, flag: str, following: Sequence[str], prog: str, of_command: Sequence[str]) -> str:
     """A flag that names a whole table needs a `.type` or a field; another one is misspelt."""
     if not flag.startswith("-"):
         return f"{flag}: {prog} takes no such argument; {prog} --help lists what it takes"
@@ -202,7 +211,8 @@ def _unknown(default: object, flag: str, following: Sequence[str], prog: str) ->
     if owners := [each.__name__ for each in kinds if field in _names(each)]:
         return f"{name} belongs to {table}.type {' or '.join(owners)}: give that, too"
     words = [flag for word, _ in words_of(kind_of(prog.rpartition(" ")[2]) or "") for flag in word.flags]
-    return no_such_flag(typed, [*known, *(f"{each}.type" for each in known if is_choice(known[each])), *words], prog)
+    types = [f"{each}.type" for each in known if is_choice(known[each])]
+    return no_such_flag(typed, [*known, *types, *words, *of_command], prog)
 
 
 def _names(kind: type) -> list[str]:

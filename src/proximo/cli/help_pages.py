@@ -13,7 +13,7 @@ import re
 import shutil
 import stat
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import redirect_stdout, suppress
 from dataclasses import dataclass
 from functools import cache
@@ -21,7 +21,7 @@ from importlib.machinery import PathFinder
 from io import StringIO
 from pathlib import Path
 
-from proximo.cli.arguments import no_such_flag, say
+from proximo.cli.arguments import in_lines, no_such_flag, say
 from proximo.system.folders import write_file
 from proximo.system.opening import make_folder, names, open_file, remove, without_links
 from proximo.system.version import __version__, source_fingerprint
@@ -149,26 +149,29 @@ def help_of(command: str) -> str:
 
 
 def unknown_flag(command: str, arguments: Sequence[str]) -> str | None:
-    """Complaint about the first flag that the command's page rules out; None where there is none, or no page, or
-    another config than the page's is named. Fields of a class that can be chosen are left to who knows the class."""
+    """Complaint about the flags that the command's page rules out, a line each; None where there is none, or no page,
+    or another config than the page's is named. Fields of a class that can be chosen are left to who knows the class."""
     if _names_a_preset(command, arguments) or (text := page(command)) is None:
         return None
-    known = _flags_of(text)
-    tables = _chosen(known)
-    for flag in arguments:
-        typed = flag.partition("=")[0]
-        name = typed.replace("_", "-")
-        if name.endswith((".type", ".add")):  # which class a field has there is better said by the config
-            continue
-        if len(name) > 2 and name.startswith("--") and not any(each in known for each in _spellings(name)):
-            is_table = any(each.startswith(f"{name}.") for each in known)
-            if not is_table and not any(name.startswith(f"{table}.") for table in tables):
-                return no_such_flag(typed, [each for each in known if ".N." not in each], f"proximo {command}")
-    return None
+    known = flags_in(text)
+    listed = [each for each in known if ".N." not in each]
+    typed = [flag.partition("=")[0] for flag in arguments if len(flag) > 2 and flag.startswith("--")]
+    unknown = [each for each in typed if not _may_be(each.replace("_", "-"), known)]
+    return in_lines([no_such_flag(each, listed, f"proximo {command}") for each in unknown]) or None
+
+
+def _may_be(name: str, known: Collection[str]) -> bool:
+    """True if a flag is on the page, or may be of a class that it does not show."""
+    if name.endswith((".type", ".add")):  # which class a field has there is better said by the config
+        return True
+    is_table = any(each.startswith(f"{name}.") for each in known)
+    is_below = any(name.startswith(f"{table}.") for table in _chosen(known))
+    return is_table or is_below or any(each in known for each in _spellings(name))
 
 
 @cache
-def _flags_of(text: str) -> tuple[str, ...]:
+def flags_in(text: str) -> tuple[str, ...]:
+    """The flags that a help text names, without those of its examples."""
     return tuple(name for name, _ in FLAG.findall(text.partition("\nexamples:")[0]))
 
 
@@ -178,7 +181,7 @@ def _taken(text: str) -> dict[str, str]:
     return dict(TAKES.findall(text))
 
 
-def _chosen(flags: Sequence[str]) -> set[str]:
+def _chosen(flags: Collection[str]) -> set[str]:
     """Fields of which a class can be chosen: what is below them depends on the class."""
     return {name.rpartition(".")[0] for name in flags if name.endswith((".type", ".add"))}
 
@@ -187,7 +190,7 @@ def wrong_value(command: str, arguments: Sequence[str]) -> str | None:
     """Complaint about the first value that the page's flag does not take; None where there is none, or no page."""
     if (text := page(command)) is None:
         return None
-    takes, tables = _taken(text), _chosen(_flags_of(text))
+    takes, tables = _taken(text), _chosen(flags_in(text))
     for argument, following in zip(arguments, [*arguments, "--"][1:], strict=True):
         given_name, equals, value = argument.partition("=")
         name = given_name.replace("_", "-")

@@ -55,20 +55,25 @@ def _name(flag: str) -> str:
 
 def answer_to(kind: str, flag: str, known: Collection[str]) -> str | None:
     """Answer to a flag of another library; None where nothing is known, or it names a flag that is not among those
-    that are there."""
-    if (answer := foreign(flag)) is None:
+    that are there. `kind` is empty for a command that reads no config with words."""
+    if (answer := foreign(flag, kind)) is None:
         return None
     ours = next((each for each in _flags_for(kind, answer.ours) if each in known), "")
-    missing = [each for each in re.findall(r"--[a-z][\w.-]*\w", answer.remark) if each not in known]
+    missing = [each for each in re.findall(r"--[a-z][\w.-]*\w", _of_this(answer.remark)) if each not in known]
     if missing or bool(answer.ours) != bool(ours):
         return None
     return f"here it is {ours}{answer.remark and ', ' + answer.remark}" if ours else answer.remark
 
 
+def _of_this(remark: str) -> str:
+    """A remark on this command's flags: without the other commands that it quotes."""
+    return re.sub("`[^`]*`", "", remark)
+
+
 def _flags_for(kind: str, ours: str) -> list[str]:
     """Flags that a word or a field may have in a kind of config: stages call the table of training `fit`."""
     if ours in BY_NAME:
-        return [BY_NAME[ours].flag] * (field_of(kind, ours) is not None)
+        return [BY_NAME[ours].flag] * (not kind or field_of(kind, ours) is not None)
     flags = [f"--{each}".replace("_", "-") for each in (ours, f"{ours}.path") if ours]
     fit = names_in_stages(ours)[-1]
     return flags if fit == ours or fit in fields_by_word(kind).values() else [*flags, f"--{fit}".replace("_", "-")]

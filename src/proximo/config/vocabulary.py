@@ -357,6 +357,18 @@ _FOREIGN = (
         "--skip-bad leaves them out",
     ),
     ("", "attn_implementation flash_attn use_flash_attention", "not needed: attention is chosen for the machine"),
+    (
+        "",
+        "packing sample_packing pack_sequences use_remove_padding",
+        "not needed: rows are always packed without padding, and none sees another",
+    ),
+    ("reference", "ref_model reference_model ref_model_path ref_model_name_or_path", ""),
+    (
+        "",
+        "config config_file config_path config_name",
+        "a config is named first, without a flag: `proximo train run.toml`; `proximo init --model MODEL --data DATA` "
+        "writes one",
+    ),
 )
 FOREIGN = {name: Foreign(ours, remark) for ours, names, remark in _FOREIGN for name in names.split()}
 """Names of other libraries. TRL's and verl's of November 2026, OpenRLHF's and prime-rl's."""
@@ -367,8 +379,25 @@ def foreign_names() -> Iterator[tuple[Foreign, list[str]]]:
     return ((Foreign(ours, remark), names.split()) for ours, names, remark in _FOREIGN)
 
 
-def foreign(name: str) -> Foreign | None:
-    """Answer to a name of another library, with its path left out and in any spelling.
+_OF_KIND = {
+    **{(stage, "steps"): Foreign("epochs", "a fraction is allowed") for stage in ("sft", "dpo", "reward-model")},
+    **{
+        (stage, "eval_data"): Foreign("data.held_out", "a file, or a share of the prompts")
+        for stage in ("sft", "dpo", "reward-model")
+    },
+    ("dpo", "algorithm"): Foreign("loss.type", "Dpo or Ipo"),
+    ("train", "reference"): Foreign("", "not needed: the reference is the model that training starts from"),
+    ("eval", "group_size"): Foreign("samples", "completions of each problem"),
+    ("eval", "evaluation.problems"): Foreign("problems"),
+    ("eval", "eval_data"): Foreign("data"),
+    ("eval", "model"): Foreign("", "the model comes first, without a flag: `proximo eval MODEL`"),
+}
+"""Answers of one kind of config, by the kind and what the name is elsewhere here."""
+
+
+def foreign(name: str, kind: str = "") -> Foreign | None:
+    """Answer to a name of another library, with its path left out and in any spelling; to one of ours that this kind
+    of config has under another.
 
     Example: foreign("actor_rollout_ref.rollout.n").ours == "group_size"
     """
@@ -376,4 +405,5 @@ def foreign(name: str) -> Foreign | None:
     *_, last = plain.rpartition(".")
     if plain.endswith(("optim.lr", "optimizer.lr")):
         return Foreign("value.learning_rate" if "critic" in plain else "learning_rate")
-    return FOREIGN.get(last.lower())
+    answer = FOREIGN.get(last.lower())
+    return _OF_KIND.get((kind, last.lower() if answer is None else answer.ours), answer)

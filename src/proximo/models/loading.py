@@ -39,6 +39,8 @@ MORE = 4
 CLASSIFIES = "ForSequenceClassification"
 """End of the names of transformers' classes with a head that scores."""
 UNREACHABLE = "neither a folder nor a model that the hub or its local cache has; check the name, or download it first"
+FOLDERS = ("/", "./", "../", "~", "runs/")
+"""Beginnings of paths that no model on the hub has."""
 
 
 def load_model(
@@ -236,9 +238,15 @@ def opened(path: str, *, weights: bool) -> Path:
             # Not what lies deeper: other formats of the same weights.
             folder = Path(snapshot_download(path, allow_patterns=wanted, ignore_patterns=["*/*", "consolidated*"]))
         except (OSError, ValueError) as error:
-            raise ValueError(f"path {path!r}: {UNREACHABLE}") from error
+            raise ValueError(f"path {path!r}: {_unreachable(path)}") from error
     inspect(folder, weights=weights)
     return folder
+
+
+def _unreachable(path: str) -> str:
+    """Reason why there is no such model; of what can only be a folder it is not the hub's."""
+    is_folder = path.startswith(FOLDERS) or (path.count("/") > 1 and "://" not in path)
+    return "there is no folder of this name" if is_folder else UNREACHABLE
 
 
 def _refuse_non_finite(model: PreTrainedModel, path: str, absent: set[str]) -> None:

@@ -1,7 +1,7 @@
 """Defaults that follow from a run's model and data, each with its reason."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, is_dataclass, replace
 
 from proximo.config.unions import with_fields
@@ -169,9 +169,9 @@ def with_defaults(config: RunConfig, defaults: Sequence[Default]) -> RunConfig:
     return with_fields(given, chosen)
 
 
-def kept(config: RunConfig, defaults: Sequence[Default]) -> list[Default]:
-    """The defaults that the config still has, after the user's flags."""
-    return [each for each in defaults if _at(config, each.field) == each.value]
+def kept(config: RunConfig, defaults: Sequence[Default], given: Collection[str] = ()) -> list[Default]:
+    """The defaults that the config still has, after what the user gave, without the fields that are given."""
+    return [each for each in defaults if each.field not in given and _at(config, each.field) == each.value]
 
 
 def listed(defaults: Sequence[Default], how: str = "a flag changes each") -> list[str]:

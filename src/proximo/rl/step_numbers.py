@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from proximo.algorithms import UnusualChoice
 from proximo.config.unions import classes, union_members, walk, with_fields
+from proximo.config.vocabulary import field_of, foreign
 from proximo.losses.pieces.protocols import ShapeTraits
 from proximo.rl.schedules import Schedule
 from proximo.samplers.sampler import SamplingOptions
@@ -54,6 +55,8 @@ def _reason(config: "RunConfig", name: str, known: Collection[str]) -> str:
     """Reason why a name can have no schedule."""
     if name in {path for path, _, _ in walk(config)}:
         return "which cannot change in the middle of a run"
+    if (answer := foreign(name, "train")) is not None and answer.ours:
+        return f"which here is {field_of('train', answer.ours) or answer.ours}{answer.remark and ', ' + answer.remark}"
     close = difflib.get_close_matches(name, known, n=1)
     return f"which this run does not have{f', perhaps {close[0]}' if close else ''}"
 

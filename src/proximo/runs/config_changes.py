@@ -137,9 +137,10 @@ def refuse_changes(folder: Path, changes: Mapping[str, str], allowed: Sequence[s
     data = [field for field, what in refused.items() if _is_data(field) and what.endswith(CHANGED)]
     lines = [f"  {field} {what}  (`allow_change={[field]}`)" for field, what in refused.items() if field not in data]
     if not data:
+        more = _more_steps(folder, refused)
         raise ValueError(
-            f"`run={folder}` holds a run with another config. Go on with its own by proximo resume {folder}, choose "
-            "another name, or allow each change:\n" + "\n".join(lines)
+            f"`run={folder}` holds a run with another config. Go on with its own by proximo resume {folder}{more}, "
+            "choose another name, or allow each change:\n" + "\n".join(lines)
         )
     # Defaults follow the number of rows, so that other fields may differ with the data.
     names = " and ".join(f"{refused[field].removesuffix(CHANGED).strip(' ()')} ({field})" for field in data)
@@ -148,6 +149,12 @@ def refuse_changes(folder: Path, changes: Mapping[str, str], allowed: Sequence[s
         f"`run={folder}` began with other data: {names} {CHANGED}. Restore the data, choose another name, or resume "
         f"with the new rows: {allow}" + (", and allow what else differs:\n" + "\n".join(lines) if lines else "")
     )
+
+
+def _more_steps(folder: Path, refused: Mapping[str, str]) -> str:
+    """Command that trains a run on, where its steps differ: fields that follow from them keep its own values."""
+    steps = refused.get("steps", "").rpartition("now ")[2]
+    return f", or for more steps by proximo resume {folder} --steps {steps}" * steps.isdecimal()
 
 
 def refuse_other(folder: Path, taken_for: str, config_toml: str) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from proximo.models import tiny_tokenizer
 from proximo.processes.failures import Failure, Tally
-from proximo.rewards import ExactMatch, FormatReward, GraderFailed, MathVerify, PythonFunction, Reward
+from proximo.rewards import ExactMatch, FormatReward, GraderFailed, MathVerify, PythonFunction, Reward, reward_named
 from proximo.rl.mixed_reward import with_reward_models
 from proximo.rl.monitor import BAD_STEPS, GraderFailureLimit
 from proximo.rl.preflight.calibration import SAMPLE, calibrate
@@ -87,6 +87,48 @@ def test_a_grader_that_cannot_tell_is_refused_with_examples(score: Callable[[int
     assert "nothing was trained" in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("body", "prompt", "line"),
+    [
+        (
+            "def f(completions, solution, **columns):\n    return [1.0 for _ in completions]\n",
+            "1+1=",
+            r"missing 1 required positional argument: 'solution'.*; the columns that are there are "
+            r"answer, completions, hint, prompts$",
+        ),
+        (
+            "def f(completions, **columns):\n    return [float(len(c.strip())) for c in completions]\n",
+            [{"role": "user", "content": "1+1="}],
+            r"'list' object has no attribute 'strip'.*each completion is a list of messages: its text is "
+            r"c\[0\]\['content'\]$",
+        ),
+    ],
+)
+def test_the_cause_of_an_error_comes_first_with_what_helps(body: str, prompt: object, line: str, tmp_path: Path):
+    (tmp_path / "rewards.py").write_text(body)
+    rows = [json.dumps({"prompt": prompt, "answer": "2", "hint": "add"}) for _ in range(8)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(rows))
+    reward = PythonFunction(f"{tmp_path}/rewards.py:f")
+    task = File(str(tmp_path / "rows.jsonl"), reward=reward, held_out=0.0)
+    with pytest.raises(GraderFailed) as error:
+        calibrate(task, 0)
+    first, *others = str(error.value).splitlines()
+    assert re.search(line, first), first
+    assert "nothing was trained" in others[-1]
+
+
+def test_a_file_of_functions_is_answered_with_its_functions(tmp_path: Path):
+    file = tmp_path / "rewards.py"
+    file.write_text(
+        f"open({str(tmp_path / 'executed')!r}, 'w')\ndef short(): ...\ndef _own(): ...\nasync def long(): ...\n"
+    )
+    with pytest.raises(ValueError, match=f"give one of its functions, {file}:short, {file}:long$"):
+        reward_named(str(file))
+    assert not (tmp_path / "executed").exists()
+    with pytest.raises(ValueError, match="no reward is called 'none.py'"):
+        reward_named("none.py")
+
+
 def test_a_few_wrong_answers_of_the_data_are_told_and_not_refused():
     remarks = calibrate(Sums(lambda answer, text: float(text == str(answer) and answer % 2 == 1)), 0)
     assert remarks == [
@@ -160,7 +202,7 @@ def test_a_rule_that_breaks_does_not_call_right_answers_wrong():
     mix = RewardMix(rules=(WeightedRule(PythonFunction(broken)),))
     with pytest.raises(GraderFailed) as error:
         calibrate(with_reward_models(Arithmetic(), mix, tiny_tokenizer()), 0)
-    said, told = str(error.value).splitlines()
+    told, said = str(error.value).splitlines()  # the cause comes first
     assert re.search(
         r"the grader gives no score to the task's own answers, 8 of 8: arithmetic-\S+: '\d+' is unscor", said
     )

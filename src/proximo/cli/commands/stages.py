@@ -12,6 +12,7 @@ from proximo.api.stages import StageFunction, fitted_in
 from proximo.cli.arguments import asks_for_help, flag_names, refuse, refusing, say, take, take_switch
 from proximo.cli.commands.watch import panel
 from proximo.cli.flags import changed
+from proximo.cli.mistakes import no_model
 from proximo.cli.naming import file_tables
 from proximo.cli.run_folders import (
     ACCEPT_LOST,
@@ -183,7 +184,7 @@ def _named(command: str, arguments: list[str], default: Config) -> Config:
     if not name and not any(each.startswith("--data.") for each in flags):
         refuse(f"{command} needs data: proximo {command} DATA.jsonl --model MODEL, or a config.toml")
     if "--model" not in flags and not asks_for_help(arguments):
-        refuse(f"{command} needs a model: --model MODEL, a folder, a run folder or a hub id{_none(default)}")
+        refuse(no_model(command))
     return _on_model(replace(default, data=DataFile(name)) if name else default, arguments)
 
 

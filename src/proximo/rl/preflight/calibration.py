@@ -173,7 +173,8 @@ def _weighed(what: str, failed: Sequence[Probe], tried: Sequence[Probe]) -> list
     message = f"calibration: the grader {what}, {len(failed)} of {len(tried)}: {examples}"
     if 2 * len(failed) <= len(tried):
         return [f"{message}; check these problems"]
-    raise GraderFailed("\n".join([f"{message}; nothing was trained: correct the reward or the answers", *_errors()]))
+    last = f"{message}; nothing was trained: correct the reward or the answers"
+    raise GraderFailed("\n".join([*_causes(tried[0].problem), last]))
 
 
 def _refuse_silence(task: Task, problems: Sequence[Problem]) -> list[Probe]:
@@ -191,13 +192,27 @@ def _refuse_silence(task: Task, problems: Sequence[Problem]) -> list[Probe]:
     if not tried:
         return []
     message = f"calibration: no text could be scored, of {tried} problems; nothing was trained"
-    raise GraderFailed("\n".join([message, *_errors()]))
+    raise GraderFailed("\n".join([*_causes(problems[0]), message]))
 
 
 def _errors() -> list[str]:
     """Errors inside graders."""
     with grading() as active:
         return [f"calibration: {line}" for line in active.failures.take()]
+
+
+def _causes(problem: Problem) -> list[str]:
+    """Errors inside graders, each with what helps as far as that is known."""
+    return [f"{line}{_remedy(line, problem)}" for line in _errors()]
+
+
+def _remedy(error: str, problem: Problem) -> str:
+    if "required positional argument" in error or "required keyword-only argument" in error:
+        columns = sorted({"prompts", "completions", "answer", *problem.data})
+        return f"; the columns that are there are {', '.join(columns)}"
+    if "'list' object has no attribute" in error and not isinstance(problem.prompt, str):
+        return "; prompts are conversations, so each completion is a list of messages: its text is c[0]['content']"
+    return ""
 
 
 def _foreign(probe: Probe, references: Sequence[Probe]) -> list[Asked]:
