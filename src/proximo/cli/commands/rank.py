@@ -1,5 +1,6 @@
 """`proximo rank`: a person ranks completions, with some keys a prompt."""
 
+import shlex
 import sys
 from contextlib import nullcontext
 
@@ -63,8 +64,9 @@ def run(arguments: list[str]) -> int:
         with refusing(OSError), keys.single_keys() if keys.are_there() else nullcontext():
             _ask(console, session)
     finally:
-        answers.sync()
-        console.print(Text(visible(_summary(session, config))), soft_wrap=True)
+        with refusing(OSError):
+            answers.sync()
+        console.print(Text(visible(_summary(session, answers, config))), soft_wrap=True)
     return 0
 
 
@@ -187,11 +189,13 @@ def _text(prompt: Prompt) -> str:
     return "\n".join(f"{message['role']}: {message['content']}" for message in prompt)
 
 
-def _summary(session: RankingSession, config: RankConfig) -> str:
+def _summary(session: RankingSession, answers: RankingFile, config: RankConfig) -> str:
     ties, skipped = session.count("tie"), session.count("skipped")
     beside = f", {counted(ties, 'tie')} in {ties_file(without_links(config.out)).name}" if ties else ""
     lines = [f"{session.count('ranked')} ranked, written to {config.out}{beside}; {skipped} skipped"]
     if session.left + skipped:
         lines.append(f"{session.left + skipped} left: the same command goes on")
-    lines.append(f"next: proximo dpo {config.out} --model MODEL, or proximo reward-model {config.out} --model MODEL")
+    if answers.rankings.size:
+        out = shlex.quote(config.out)
+        lines.append(f"next: proximo dpo {out} --model MODEL, or proximo reward-model {out} --model MODEL")
     return "\n".join(lines)
