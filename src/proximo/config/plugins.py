@@ -163,8 +163,8 @@ def _file_module(source: str, check: Check | None) -> types.ModuleType:
             content = file.read(MAX_BYTES)
     except OSError as error:
         raise ValueError(
-            f"{source} cannot be read, {error.strerror or error}; a path counts from the current folder, in a TOML file from "
-            "the folder of that file"
+            f"{source} cannot be read, {error.strerror or error}; a path counts from the current folder, in a TOML "
+            "file from the folder of that file"
         ) from None
     if check is not None:
         check([path], content)
