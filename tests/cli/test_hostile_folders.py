@@ -375,6 +375,13 @@ CODE: dict[str, Callable[[dict[str, Any]], None]] = {
     ),
     "a program": put("sampler", {"type": "Fleet", "python": "./evil"}),
     "arguments of a server": put("sampler", {"type": "Fleet", "arguments": ["--worker-cls", "evil_module.Code"]}),
+    "a schedule": put("schedules", {"sampling.temperature": {"type": "PythonSchedule", "path": "evil.py:function"}}),
+    "a schedule as a text": put("schedules", {"sampling.temperature": "evil.py:function"}),
+    "a schedule in tables": put("schedules", {"training": {"learning_rate": "evil_module:function"}}),
+    "a schedule by a word": put("schedules", {"temperature": "run/evil.py:function"}),
+    "a metric": put("metrics", [{"type": "PythonMetric", "path": "evil.py:function"}]),
+    "a metric as a text": put("metrics", "evil_module:function"),
+    "metrics as texts": put("metrics", ["run/evil.py:function"]),
     "a judge": ruled(
         {"type": "Judge", "url": "http://127.0.0.1:9/v1", "model": "m", "rubric": "r", "key_variable": "HOME"}
     ),
@@ -384,7 +391,7 @@ CODE: dict[str, Callable[[dict[str, Any]], None]] = {
 }
 USES = {"train", "resume", "fork", "eval", "plan", "selfcheck", "job", "iterate", "compare"}
 """Commands that take the whole config of a run."""
-LEARNS = [kind for kind in CODE if kind.startswith(("gate", "sampler", "a program", "arguments"))]
+LEARNS = [kind for kind in CODE if re.match("gate|sampler|a program|arguments|a schedule|a metric|metrics", kind)]
 """What an evaluation does not need."""
 
 

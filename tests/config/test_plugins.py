@@ -1,6 +1,7 @@
 """Classes from a user's own files: written back as they were named, loaded once, and refused in one line."""
 
 import copy
+import os
 import pickle
 import sys
 from dataclasses import dataclass, field, replace
@@ -12,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proximo.config import toml
-from proximo.config.plugins import counted_from, load_class, named_file, place_of
+from proximo.config.plugins import counted_from, load_class, load_function, named_file, place_of
 from proximo.config.trust.permission import command_line
 from proximo.config.unions import foreign_name, missing_members, protocols
 from proximo.models.values import OwnLayers, ValueForm
@@ -358,3 +359,9 @@ def test_a_class_of_the_script_that_runs_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(main, "Made", made, raising=False)
     with pytest.raises(ValueError, match="no other process can load the class Made: .* file of its own"):
         foreign_name(made, Any)
+
+
+def test_a_pipe_is_no_file_of_code(tmp_path):
+    os.mkfifo(tmp_path / "pipe.py")
+    with pytest.raises(ValueError, match=r"pipe\.py is a pipe, not a file"):
+        load_function(f"{tmp_path}/pipe.py:f")

@@ -11,6 +11,7 @@ import pytest
 from pyarrow import parquet
 
 from proximo.data import DataFile, read_examples, read_rankings
+from proximo.data.messages import without_nothing
 from proximo.models import tiny_tokenizer
 from proximo.supervised.encoding import prepare
 from proximo.tasks.sources.recognising import recognise
@@ -105,6 +106,18 @@ SHAPES: Mapping[str, tuple[Any, ...]] = {
         *['messages[1] has "add" as a tool call: give a function with name and arguments'] * 2,
         'chosen[1] has "add" as a tool call: give a function with name and arguments',
     ),
+    "calls that are no list": (
+        "jsonl",
+        talk(USER, {"role": "assistant", "tool_calls": {"add": 1}}),
+        *['messages[1] has {"add": 1} as its tool_calls: give a list of them'] * 2,
+        'chosen[1] has {"add": 1} as its tool_calls: give a list of them',
+    ),
+    "a number of calls": (
+        "jsonl",
+        talk(USER, {"role": "assistant", "tool_calls": 5}),
+        *["messages[1] has 5 as its tool_calls: give a list of them"] * 2,
+        "chosen[1] has 5 as its tool_calls: give a list of them",
+    ),
     "an unknown speaker": (
         "jsonl",
         talk(USER, {"from": "narrator", "value": "x"}),
@@ -184,3 +197,13 @@ def test_columns_of_structs_and_bytes_are_answered_in_a_line(command: str, tmp_p
         answer = refused(command, str(tmp_path / "x.parquet"))
         assert "x.parquet, row 1: " in answer
         assert "give a text" in answer
+
+
+def test_what_is_nested_too_deeply_is_refused():
+    deep: Any = 1
+    for _ in range(5000):
+        deep = [deep]
+    with pytest.raises(ValueError, match="nested too deeply: leave the row out"):
+        without_nothing({"arguments": deep})
+    for _ in range(5000):  # else it would be freed by a recursion of its own
+        deep = deep[0]

@@ -194,6 +194,11 @@ def test_a_resumed_run_has_the_bytes_of_one_left_alone_and_training_is_as_withou
     assert all(meaning(name) for name in ours)
 
 
+def test_the_mean_of_numbers_whose_sum_is_none():
+    assert mean([1.5e308, 1.5e308, -1e308]) == pytest.approx(6.6666666e307)
+    assert math.isnan(mean([]))
+
+
 class Noting(Silent):
     def __init__(self) -> None:
         self.lines: list[str] = []

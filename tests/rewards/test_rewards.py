@@ -1,6 +1,7 @@
 """Rewards on replies written out by hand: right, wrong and malformed."""
 
 import math
+import os
 import re
 from datetime import date
 from pathlib import Path
@@ -224,9 +225,11 @@ def test_a_path_that_leads_nowhere_is_the_users_error(tmp_path: Path):
     broken.write_text("import nothing_of_this_name")
     empty = tmp_path / "empty.py"
     empty.write_text("from json import loads\n")
+    os.mkfifo(tmp_path / "pipe.py")
     for path, why in [
         ("no_such_module:f", "no_such_module cannot be imported, ModuleNotFoundError"),
         (f"{tmp_path}/missing.py:f", "missing.py cannot be imported, FileNotFoundError"),
+        (f"{tmp_path}/pipe.py:f", "pipe.py is not a file"),
         (f"{broken}:f", "broken.py cannot be imported, ModuleNotFoundError: No module named 'nothing_of_this_name'"),
         ("json:dumpz", "json has no function dumpz; it has dump, dumps, "),
         (f"{empty}:f", "empty.py has no function f; it has none$"),

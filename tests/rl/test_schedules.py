@@ -119,6 +119,9 @@ def test_texts(text: str, schedule: Schedule):
         ("linear:0.28", "linear:0.28 has 1 numbers: give constant:VALUE"),
         ("linear:a:b", "'a' is no number"),
         ("linear:1:2:2.5", "2.5 is no step"),
+        ("linear:1:2:inf", "inf is no step"),
+        ("cosine:1:2:nan", "nan is no step"),
+        ("piecewise:1:1e400:2", "inf is no step"),
         ("piecewise:1:2", "give a step for each number but the first"),
         ("piecewise:1:3:2:2:1", "each later than the one before"),
         ("constant:inf", "give finite numbers"),
@@ -218,6 +221,14 @@ def test_two_schedules_of_one_learning_rate_are_refused():
             RunConfig(steps=4, algorithm=DAPO, schedules={"algorithm.shape.limit": Linear(4, 5)}),
             "algorithm.shape.limit takes whole numbers",
         ),
+        (
+            RunConfig(steps=3, schedules={RATE: Linear(1e308, -1e308)}),
+            "is -inf at step 2: give numbers that are nearer",
+        ),
+        (
+            RunConfig(steps=10**12, schedules={TEMPERATURE: Constant(1.0)}),
+            "steps is 1000000000000, and schedules need at most 1,000,000",
+        ),
     ],
 )
 def test_values_are_checked_at_the_steps_before_a_run(settings: RunConfig, line: str):
@@ -229,9 +240,17 @@ def failing(step: int, steps: int) -> float:
     return [1.0, float("nan")][step]
 
 
+def leaving(step: int, steps: int) -> float:
+    raise SystemExit(3)
+
+
 @pytest.mark.parametrize(
     ("function", "line"),
-    [("failing", r"failing\(1, 2\) is nan: return a finite number"), ("none", r"has no function none")],
+    [
+        ("failing", r"failing\(1, 2\) is nan: return a finite number"),
+        ("leaving", r"leaving\(0, 2\) failed, SystemExit: 3; give a function"),
+        ("none", r"has no function none"),
+    ],
 )
 def test_a_function_without_numbers_is_named(function: str, line: str):
     with pytest.raises(ValueError, match=f"schedules.{TEMPERATURE}: .*{line}"):

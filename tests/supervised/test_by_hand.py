@@ -5,6 +5,8 @@ import json
 import os
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from proximo.cli import keys, main
@@ -320,3 +322,82 @@ def test_keys_that_were_typed_before_count(monkeypatch):
     finally:
         os.close(person)
         os.close(terminal)
+
+
+# Files that are none
+
+
+def test_what_cannot_be_written_is_refused_before_anything_is_asked(data, tmp_path, capsys, monkeypatch):
+    os.mkfifo(tmp_path / "pipe.jsonl")
+    os.mkfifo(tmp_path / "a.ties.jsonl")
+    (tmp_path / "secret").write_text("secret")
+    (tmp_path / "b.ties.jsonl").symlink_to("secret")
+    (tmp_path / "zeros.jsonl").symlink_to("/dev/zero")
+    for name, what in (("pipe", "a pipe"), ("a", "a pipe"), ("b", "a symbolic link"), ("zeros", "a device")):
+        with pytest.raises(SystemExit):
+            answered("1\nt\n", [data, "--out", str(tmp_path / f"{name}.jsonl")], monkeypatch)
+        shown = capsys.readouterr()
+        assert what in shown.err
+        assert not shown.out
+    assert (tmp_path / "secret").read_text() == "secret"
+
+
+@pytest.mark.parametrize(
+    "text", ["my notes", '{"prompt": "p", "chosen": "a", "rejected": "b"}\nnotes', "\0\xff", "[1]"]
+)
+def test_text_that_was_not_written_here_is_not_cut_off(data, tmp_path, text):
+    path = tmp_path / "notes.jsonl"
+    path.write_text(text)
+    with pytest.raises(ValueError, match="its last line is no ranking"):
+        RankingFile(str(path))
+    assert path.read_text() == text
+
+
+@pytest.mark.parametrize("tail", ['{"prompt": "p", "cho', "{", '{"promp'])
+def test_a_row_that_a_crash_cut_off_is_removed(data, tmp_path, tail):
+    whole = '{"prompt": "p", "chosen": "a", "rejected": "b"}\n'
+    path = tmp_path / "pairs.jsonl"
+    path.write_text(whole + tail)
+    RankingFile(str(path))
+    assert path.read_text() == whole
+
+
+STORED = {"group": [0, 0], "prompt": ["p", "p"], "messages": [None, None], "text": ["a", "b"], "truncated": [False] * 2}
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        {"group": [[0], [0]]},
+        {"group": [None, None]},
+        {"prompt": [1, 1]},
+        {"messages": [1, 1]},
+        {"text": [b"a", b"b"]},
+        {"text": ["a", None]},
+        {"truncated": ["no", "no"]},
+    ],
+    ids=str,
+)
+def test_columns_that_no_run_writes_are_refused(tmp_path, out, column):
+    stored(tmp_path / "run", column)
+    with pytest.raises(ValueError, match=f"has a column {next(iter(column))} that no run writes"):
+        questions(RankConfig(str(tmp_path / "run"), out))
+
+
+def test_messages_that_are_none_are_left_out(tmp_path, out):
+    stored(tmp_path / "run", {"messages": ["[" * 100_000] * 2})
+    with pytest.raises(ValueError, match="no prompt in it has two different completions"):
+        questions(RankConfig(str(tmp_path / "run"), out))
+
+
+def stored(folder: Path, columns: dict[str, list]) -> None:
+    (folder / ROLLOUTS).mkdir(parents=True)
+    pq.write_table(pa.table(STORED | columns), folder / ROLLOUTS / "step-000001.parquet")
+
+
+def test_the_end_names_what_reads_the_rankings_only_where_there_are_some(data, out, capsys, monkeypatch):
+    assert answered("q\n", [data, "--out", out], monkeypatch) == 0
+    assert "next:" not in capsys.readouterr().out
+    spaced = out.replace("pairs", "my pairs")
+    assert answered("1\nq\n", [data, "--out", spaced], monkeypatch) == 0
+    assert f"next: proximo dpo '{spaced}' --model MODEL" in capsys.readouterr().out

@@ -46,13 +46,13 @@ KEPT_START = {
     "reward-model": f"{BEGAN_WITH}, and a score head that was new is untrained: do not reward by it; {AGAIN_WITH}",
     "dpo": f"{BEGAN_WITH}; {AGAIN_WITH}",
 }
-"""What it means that no step was better than the start, and what to try."""
+"""Meaning of a result in which no step was better than the start, and a remedy."""
 AGAIN = ("proximo doctor {run}", "proximo view {run}    curves in the browser")
 """Commands that go on from a stage that made nothing better."""
 
 
 def run_ending(path: Path, outcome: RunResult) -> list[str]:
-    """Lines on what came of a run of `train`: the evaluations, a few answers, its findings, and what can be done with it."""
+    """Lines on what came of a run of `train`: evaluations, a few answers, its findings, and what can be done with it."""
     lines = [*_evaluations(outcome), *_answers(outcome), *map(visible, summary(path))]
     if outcome.ended:
         lines.append(visible(outcome.ended))

@@ -25,6 +25,7 @@ from threading import RLock
 from typing import Any, NoReturn
 
 from proximo.config.aliases import current_module
+from proximo.system.opening import open_file, without_links
 
 FORM = "FILE.py:NAME"
 """Form of a name that a field with an open union takes besides those of our own classes, for help and errors."""
@@ -158,12 +159,12 @@ def _is_of(value: Any, module: types.ModuleType) -> bool:
 def _file_module(source: str, check: Check | None) -> types.ModuleType:
     path = Path(os.path.expanduser(source)).absolute()
     try:
-        with path.open("rb") as file:
+        with open_file(without_links(path)) as file:
             content = file.read(MAX_BYTES)
     except OSError as error:
         raise ValueError(
-            f"{source} cannot be read, {error.strerror}; a path counts from the current folder, in a TOML file from "
-            "the folder of that file"
+            f"{source} cannot be read, {error.strerror or error}; a path counts from the current folder, in a TOML "
+            "file from the folder of that file"
         ) from None
     if check is not None:
         check([path], content)

@@ -1,10 +1,10 @@
 """Messages of conversations, as data files spell them: role and content, ShareGPT's from and value, tool calls."""
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
 from proximo.data.rows import is_text, read_prompt, shortened
+from proximo.system.opening import json_value
 from proximo.types import Message
 
 SPEAKERS = {
@@ -36,7 +36,7 @@ def _message(value: Any, name: str) -> Any:
     turn = {key: each for key, each in value.items() if each is not None}
     turn["content"] = _joined(turn.get("content", "" if turn.get("tool_calls") else None))
     if "tool_calls" in turn:
-        turn["tool_calls"] = [_call(call, name) for call in turn["tool_calls"] or ()]
+        turn["tool_calls"] = _calls(turn["tool_calls"], name)
         turn = turn if turn["tool_calls"] else {key: each for key, each in turn.items() if key != "tool_calls"}
     for key in ("role", "content"):
         if not is_text(turn.get(key)):
@@ -63,6 +63,12 @@ def _is_text_part(part: Any) -> bool:
     return isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part.get("text"), str)
 
 
+def _calls(given: Any, name: str) -> list[Any]:
+    if given and not isinstance(given, list):
+        raise ValueError(f"{name} has {shortened(given)} as its tool_calls: give a list of them")
+    return [_call(call, name) for call in given or ()]
+
+
 def _call(call: Any, name: str) -> Any:
     """A tool call with its arguments as an object, which chat templates write as JSON; OpenAI's are a text."""
     function = call.get("function", call) if isinstance(call, dict) else None
@@ -78,7 +84,7 @@ def _arguments(given: Any) -> Any:
     if not isinstance(given, str):
         return {} if given is None else without_nothing(given)
     try:
-        read = json.loads(given)
+        read = json_value(given)
     except ValueError:
         return given
     return read if isinstance(read, dict) else given
@@ -88,7 +94,7 @@ def read_tools(value: Any) -> list[Any]:
     """The tools that a row offers: a list of functions with name and parameters, or that list as JSON."""
     if isinstance(value, str):
         try:
-            value = json.loads(value) if value.strip() else []
+            value = json_value(value) if value.strip() else []
         except ValueError:
             raise ValueError(f"tools is {shortened(value)}: give a list of functions, or that list as JSON") from None
     if not isinstance(value, list) or not all(isinstance(tool, Mapping) for tool in value):
@@ -98,6 +104,9 @@ def read_tools(value: Any) -> list[Any]:
 
 def without_nothing(value: Any) -> Any:
     """A value without the keys that are None: Parquet gives every object the keys of all others."""
-    if isinstance(value, Mapping):
-        return {key: without_nothing(each) for key, each in value.items() if each is not None}
-    return [without_nothing(each) for each in value] if isinstance(value, list) else value
+    try:
+        if isinstance(value, Mapping):
+            return {key: without_nothing(each) for key, each in value.items() if each is not None}
+        return [without_nothing(each) for each in value] if isinstance(value, list) else value
+    except RecursionError:
+        raise ValueError("a tool or its call is nested too deeply: leave the row out") from None

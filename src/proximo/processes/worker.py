@@ -88,6 +88,8 @@ def load(module: str) -> ModuleType:
     """A module, or a file as one."""
     if not module.endswith(".py"):
         return importlib.import_module(module)
+    if os.path.exists(module) and not os.path.isfile(module):  # a pipe would be read forever
+        raise OSError(f"{module} is not a file")
     folder = str(Path(module).parent)
     sys.path_hooks.insert(0, _finders(folder, [entry for entry in sys.path if entry != folder]))
     sys.path_importer_cache.pop(folder, None)

@@ -216,5 +216,8 @@ def step_columns(groups: Sequence[Group]) -> dict[str, list[Any]]:
 
 
 def mean(numbers: Sequence[float]) -> float:
-    """Mean of what is known; NaN where nothing is."""
-    return math.fsum(numbers) / len(numbers) if numbers else math.nan
+    """Mean of what is known; NaN where nothing is. Numbers so large that their sum is none are divided first."""
+    try:
+        return math.fsum(numbers) / len(numbers) if numbers else math.nan
+    except OverflowError:
+        return math.fsum(number / len(numbers) for number in numbers)

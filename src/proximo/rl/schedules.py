@@ -170,7 +170,7 @@ def _check(schedule: object) -> None:
 
 
 def _whole(number: float) -> int:
-    if number != int(number):
+    if not math.isfinite(number) or number != int(number):
         raise ValueError(f"{number:g} is no step: give a whole number")
     return int(number)
 
@@ -181,7 +181,7 @@ def _called(name: str, function: Callable[[int, int], Any], steps: int) -> list[
     for step in range(steps):
         try:
             number = float(function(step, steps))
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise ValueError(
                 f"{name}({step}, {steps}) failed, {type(error).__name__}: {error}; give a function f(step, steps) that "
                 "returns a number"

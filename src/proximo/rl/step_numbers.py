@@ -30,6 +30,8 @@ ALGORITHM, KEEP = "algorithm.", "algorithm.keep."
 RATE, TEMPERATURE = CHANGING[0], CHANGING[-1]
 PREFIX = "schedule/"
 """Beginning of the names under which scheduled numbers are logged."""
+MAX_STEPS = 1_000_000
+"""Maximum steps of a run with schedules."""
 CHECKED = 200
 """Steps of a longer run at which the config is made to check its values, besides the first, last, lowest, highest."""
 
@@ -152,10 +154,15 @@ class StepNumbers:
 
 
 def _asked(name: str, schedule: Any, steps: int) -> Sequence[float]:
+    if steps > MAX_STEPS:
+        raise ValueError(f"steps is {steps}, and schedules need at most {MAX_STEPS:,}: each step's number is held")
     try:
-        return schedule.values(steps)
+        values = schedule.values(steps)
     except ValueError as error:
         raise ValueError(f"schedules.{name}: {error}") from None
+    if (step := next((step for step, value in enumerate(values) if not math.isfinite(value)), None)) is not None:
+        raise ValueError(f"schedules.{name} is {values[step]} at step {step + 1}: give numbers that are nearer")
+    return values
 
 
 def _number(name: str, value: float, kind: Any) -> int | float:

@@ -4,6 +4,7 @@ What is ranked is a row of the file, written at once; what cannot be told apart 
 together say what is not asked again, so that a person may stop at any time.
 """
 
+import os
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -16,10 +17,12 @@ from proximo.data.splits import prompt_key, stable_hash
 from proximo.runs.files import RECORD, ROLLOUTS
 from proximo.supervised.stored_groups import group_files, groups_in, prompt_of, step_range
 from proximo.system.lines import MAX_ROW, JsonLines, to_row
-from proximo.system.opening import appending, make_folder, open_file, without_links
+from proximo.system.opening import appending, check_file, make_folder, open_file, without_links
 
 MAX_SHOWN = 9
 """Maximum completions side by side: each has a digit."""
+BEGINNING = b'{"prompt": '
+"""First bytes of each row that is written here."""
 
 
 @dataclass(frozen=True)
@@ -151,6 +154,9 @@ class RankingFile:
         path = without_links(out)
         make_folder(path.parent)
         self.rankings, self.ties = JsonLines(path), JsonLines(ties_file(path))
+        for rows in (self.rankings, self.ties):
+            if os.path.lexists(rows.path):
+                check_file(rows.path)
         self._answered: dict[str, list[frozenset[str]]] = defaultdict(list)
         self._taken: list[tuple[JsonLines, int, int, str]] = []
         for rows in (self.rankings, self.ties):
@@ -204,7 +210,8 @@ class RankingFile:
 
 
 def _end_last_row(rows: JsonLines) -> None:
-    """Remove a last row that a crash cut off; end one that is whole, as an editor leaves it without a line feed."""
+    """Remove a last row that a crash cut off; end one that is whole, as an editor leaves it without a line feed. A line
+    that was not begun here is somebody's text, and refused."""
     if not rows.size:
         return
     with open_file(rows.path) as file:
@@ -213,6 +220,8 @@ def _end_last_row(rows: JsonLines) -> None:
     if to_row(last) is not None:
         with appending(rows.path) as file:
             file.write(b"\n")
+    elif last and last[: len(BEGINNING)] != BEGINNING[: len(last)]:
+        raise ValueError(f"out is {str(rows.path)!r}: its last line is no ranking; give another file, or remove it")
     rows.repair()
 
 

@@ -1,18 +1,33 @@
 """A run's stored completions, group by group: what rankings are made from. Without torch."""
 
-import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import pyarrow as pa
 
 from proximo.data.rows import Prompt, read_prompt
 from proximo.runs.files import ROLLOUTS, stored_steps
 from proximo.runs.rollout_files import read_columns
-from proximo.system.opening import without_links
+from proximo.system.opening import json_value, without_links
 
-COLUMNS = ("group", "prompt", "messages", "text", "truncated")
-"""Columns that every reader of groups needs."""
+
+def _is_text(kind: pa.DataType) -> bool:
+    return pa.types.is_string(kind) or pa.types.is_large_string(kind)
+
+
+KINDS: Mapping[str, Callable[[pa.DataType], bool]] = {
+    "group": pa.types.is_integer,
+    "prompt": _is_text,
+    "messages": lambda kind: _is_text(kind) or pa.types.is_null(kind),
+    "text": _is_text,
+    "truncated": pa.types.is_boolean,
+}
+"""Columns that every reader of groups needs, and what they hold."""
+COLUMNS = tuple(KINDS)
+EMPTY = ("messages",)
+"""Columns that may have no value."""
 
 
 def group_files(run: str, steps: str) -> list[Path]:
@@ -46,6 +61,10 @@ def groups_in(path: Path, more: Sequence[str] = ()) -> Iterator[list[Mapping[str
     missing = set(columns) - set(table.column_names)
     if missing:
         raise ValueError(f"{path} has no column {', '.join(sorted(missing))}: it is from an older Proximo, train again")
+    for name in columns:
+        is_kind, column = KINDS.get(name, pa.types.is_floating), table.column(name)
+        if not is_kind(column.type) or (column.null_count and name not in EMPTY):
+            raise ValueError(f"{path} has a column {name} that no run writes: leave its step out with steps")
     groups: dict[int, list[Mapping[str, Any]]] = {}
     for row in table.to_pylist():
         groups.setdefault(row["group"], []).append(row)
@@ -54,7 +73,7 @@ def groups_in(path: Path, more: Sequence[str] = ()) -> Iterator[list[Mapping[str
 
 def prompt_of(row: Mapping[str, Any]) -> Prompt:
     """The prompt of a stored row: its messages where it has some, else the text."""
-    return row["prompt"] if row["messages"] is None else read_prompt(json.loads(row["messages"]))
+    return row["prompt"] if row["messages"] is None else read_prompt(json_value(row["messages"]))
 
 
 def _step(path: Path) -> int:

@@ -1,5 +1,6 @@
 """`proximo rank`: a person ranks completions, with some keys a prompt."""
 
+import shlex
 import sys
 from contextlib import nullcontext
 
@@ -63,7 +64,8 @@ def run(arguments: list[str]) -> int:
         with refusing(OSError), keys.single_keys() if keys.are_there() else nullcontext():
             _ask(console, session)
     finally:
-        answers.sync()
+        with refusing(OSError):
+            answers.sync()
         console.print(Text(visible(_summary(session, config, answers.rankings.size > 0))), soft_wrap=True)
     return 0
 
@@ -196,7 +198,6 @@ def _summary(session: RankingSession, config: RankConfig, is_written: bool) -> s
     if session.left + skipped:
         lines.append(f"{session.left + skipped} left: the same command goes on")
     if is_written:
-        lines.append(
-            f"next: proximo dpo {config.out} --model MODEL, or proximo reward-model {config.out} --model MODEL"
-        )
+        out = shlex.quote(config.out)
+        lines.append(f"next: proximo dpo {out} --model MODEL, or proximo reward-model {out} --model MODEL")
     return "\n".join(lines)

@@ -4,45 +4,71 @@ a thread for each would take longer than their templates."""
 import ctypes
 import math
 import os
+import sys
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import FrameType
+
+AGAIN = 0.25
+"""Seconds until an error is raised again, where something has swallowed it."""
 
 
 @contextmanager
 def within(seconds: float, error: type[Exception]) -> Iterator[None]:
     """Raise an error of this kind in this thread when the time is over; a signal would only reach the main thread."""
-    deadline = _Deadline(seconds, error)
-    _watch.add(deadline)
+    deadline = _Deadline(seconds, error, sys._getframe(2))  # of the block: the one between is contextlib's
     try:
+        _watch.add(deadline)
         yield
         if time.monotonic() > deadline.at:  # inside one instruction, after which nothing could be raised
             raise error
+    except Exception as other:
+        if not isinstance(other, error) and isinstance(other.__context__, error):  # Jinja makes a TypeError of it, too
+            raise error from other
+        raise
     finally:
         deadline.end()
         _watch.forget(deadline)
 
 
 class _Deadline:
-    """Time at which an error is raised in the thread that set it, unless its block has ended."""
+    """Time at which an error is raised in the thread that set it, unless its block has ended; again and again, until it
+    has: Jinja swallows whatever arrives at some of its instructions, and a thread holds one such error at a time."""
 
-    def __init__(self, seconds: float, error: type[Exception]) -> None:
-        self.at = time.monotonic() + seconds
-        self._thread, self._error = ctypes.c_ulong(threading.get_ident()), error
-        self._lock, self._is_over, self._is_raised = threading.Lock(), False, False
+    def __init__(self, seconds: float, error: type[Exception], block: FrameType) -> None:
+        self.at = self.due = time.monotonic() + seconds
+        self.is_over = False
+        self._thread, self._error, self._block = threading.get_ident(), error, block
+        self._lock, self._is_raised = threading.Lock(), False
 
     def strike(self) -> None:
         with self._lock:
-            if not self._is_over:
-                self._is_raised = True
-                ctypes.pythonapi.PyThreadState_SetAsyncExc(self._thread, ctypes.py_object(self._error))
+            if self.is_over or (self._is_raised and not self._is_inside()):  # the error has come while the block ended
+                self.is_over = True
+                return
+            self._is_raised, self.due = True, time.monotonic() + AGAIN
+            _raise_in(self._thread, self._error)
 
     def end(self) -> None:
         with self._lock:
-            self._is_over = True
+            self.is_over = True
         if self._is_raised:  # at the last moment: it must not arrive after the block
-            ctypes.pythonapi.PyThreadState_SetAsyncExc(self._thread, None)
+            _raise_in(self._thread, None)
+
+    def _is_inside(self) -> bool:
+        frame = sys._current_frames().get(self._thread)
+        while frame is not None and frame is not self._block:
+            frame = frame.f_back
+        return frame is not None
+
+
+def _raise_in(thread: int, error: type[Exception] | None) -> None:
+    """Raise an error in a thread at its next instruction; None: one that has not arrived yet does not."""
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(
+        ctypes.c_ulong(thread), None if error is None else ctypes.py_object(error)
+    )
 
 
 class _Watch:
@@ -57,9 +83,9 @@ class _Watch:
         with self._lock:
             self._waiting.add(deadline)
             if not self._is_running:
-                self._is_running, self._wakes = True, deadline.at
                 threading.Thread(target=self._run, name="proximo-deadlines", daemon=True).start()
-            elif deadline.at < self._wakes:
+                self._is_running, self._wakes = True, deadline.due
+            elif deadline.due < self._wakes:
                 self._news.set()
 
     def forget(self, deadline: _Deadline) -> None:
@@ -69,14 +95,15 @@ class _Watch:
         while self._has_next():
             self._news.wait(max(0.0, self._wakes - time.monotonic()))
             for deadline in tuple(self._waiting):
-                if deadline.at <= time.monotonic():
-                    self._waiting.discard(deadline)
+                if deadline.due <= time.monotonic():
                     deadline.strike()
+                if deadline.is_over:
+                    self._waiting.discard(deadline)
 
     def _has_next(self) -> bool:
         with self._lock:
             self._news.clear()
-            self._wakes = min((deadline.at for deadline in tuple(self._waiting)), default=math.inf)
+            self._wakes = min((deadline.due for deadline in tuple(self._waiting)), default=math.inf)
             self._is_running = self._wakes < math.inf
             return self._is_running
 
