@@ -138,6 +138,7 @@ def test_a_cpu_is_planned_in_float32(monkeypatch, capsys):
     ("flags", "said"),
     [
         (["--gpu", "H2000"], "gpu is 'H2000': give one of B200, H200"),
+        (["--gpu", "H100-80"], "FLOP/S); did you mean H100?"),
         (["--gpu.memory", "80"], "gpu has no name, and gpu.bandwidth, gpu.arithmetic is missing"),
         (["--gpu", "H200", "--gpu.memory", "much"], "--gpu.memory much: give a number"),
         (["--gpu", "H200", "--gpu.memory", "0"], "gpu.memory is 0.0: give a positive number"),

@@ -8,8 +8,8 @@ from proximo.models import pick_device
 from proximo.planning.cards import CPU, GIB, HERE, DeviceCard, card
 from proximo.planning.holdings import holdings
 from proximo.planning.memory import StepSize
-from proximo.planning.plan import RunPlan, make_plan, planned_dtype
 from proximo.planning.on_ranks import ranks_use
+from proximo.planning.plan import RunPlan, make_plan, planned_dtype
 from proximo.planning.shapes import read_shape
 from proximo.recipes.defaults import longest_prompt
 from proximo.rl.config import RunConfig

@@ -42,14 +42,14 @@ class RanksUse:
 def ranks_use(holding: Holding, size: StepSize, card: DeviceCard, ranks: Ranks, sampler: Any) -> RanksUse:
     """Predict each rank's memory, of which every one has a GPU like this, or a share of this machine's memory."""
     number, shard = ranks.processes, ranks.shard or ranks.processes
-    own = card if card.is_gpu else replace(card, memory=card.memory / number, context=card.context / number)
+    device = card if card.is_gpu else replace(card, memory=card.memory / number, context=card.context / number)
     if getattr(sampler, "reads_weights_only", False):
-        memory = rank_memory(holding, size, own, RankCount(number, shard))
+        memory = rank_memory(holding, size, device, RankCount(number, shard))
         peak, fits = memory.total, memory.fits
     else:
-        use = sampling_rank_memory(holding, size, own, RankCount(number, shard))
+        use = sampling_rank_memory(holding, size, device, RankCount(number, shard))
         peak, fits = use.peak, use.fits
-    return RanksUse(number, shard, peak, own.usable, fits, any(each.whole for each in holding.components))
+    return RanksUse(number, shard, peak, device.usable, fits, any(each.whole for each in holding.components))
 
 
 def fewest_ranks(config: RunConfig, holding: Holding, size: StepSize, card: DeviceCard) -> RanksUse | None:

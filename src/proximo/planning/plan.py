@@ -150,7 +150,8 @@ def _verdict(way: Way, size: StepSize, card: DeviceCard) -> str:
     shorter = [f"up to {way.longest:,} tokens × {size.group_size} samples"] if way.longest else []
     fewer = [f"{size.max_tokens:,} tokens × up to {way.largest_group} samples"] if way.largest_group else []
     other = [f"this size on {way.smallest_card}"] if way.smallest_card else []
-    return f"does not fit: {why}. What would: {' or '.join([*shorter, *fewer, *other, *more]) or 'no card that is known here'}"
+    would = " or ".join([*shorter, *fewer, *other, *more]) or "no card that is known here"
+    return f"does not fit: {why}. What would: {would}"
 
 
 def _remarks(config: RunConfig, holding: Holding, size: StepSize, card: DeviceCard) -> list[str]:
