@@ -5,6 +5,7 @@ import pytest
 from proximo.algorithms import DAPO
 from proximo.cli import main
 from proximo.config import toml
+from proximo.learner.ranks import Ranks
 from proximo.rl.config import RunConfig
 
 
@@ -28,6 +29,11 @@ def test_a_config_is_written_with_reasons_and_loads_back(data: str, tmp_path, ca
     assert (config.steps, config.algorithm, config.model) == (7, DAPO, "tiny-arithmetic")
     assert main(["train", *flags, "--dry-run"]) == 0
     assert toml.loads(capsys.readouterr().out, RunConfig) == config
+
+
+def test_a_config_is_written_for_ranks(data: str, tmp_path):
+    assert main(["init", "--model", "tiny-arithmetic", "--data", data, "--ranks", "8"]) == 0
+    assert toml.load("run.toml", RunConfig).ranks == Ranks(8)
 
 
 def test_code_is_named_from_the_folder_of_the_file(data: str, tmp_path, capsys):

@@ -50,6 +50,20 @@ def test_eight_billion_on_a_small_card_says_what_would_fit(capsys):
     assert "predictions" in text
 
 
+@pytest.mark.slow("plans five runs")
+def test_ranks_are_planned_for_a_named_card(capsys):
+    """By `--ranks`, and by [ranks] of the config; without them a run that is too large is told how many would do."""
+    flags = ["--model", "8B", "--gpu", "H100"]
+    line = "full fine-tuning: fits on 8 ranks with weights in 8 shards: predicted peak 69.3 of 78.5 GiB on each (H100)"
+    for ranks in (["--ranks", "8"], ["--ranks.type", "Ranks", "--ranks.processes", "8"]):
+        status, found = planned([*flags, *ranks], capsys)
+        assert (status, found["verdicts"][0], found["full"]["fits"]) == (0, line, True)
+    assert " or on 4 such with --ranks 4: predicted peak " in planned(flags, capsys)[1]["verdicts"][0]
+    status, found = planned(["--model", "14B", "--gpu", "RTX4090", "--ranks", "8"], capsys)
+    assert (status, found["full"]["fits"]) == (1, False)
+    assert found["verdicts"][0].startswith("full fine-tuning: does not fit on 8 ranks with weights in 8 shards: ")
+
+
 def test_the_plan_says_which_learning_rate_a_run_chooses(capsys):
     assert main(["plan", "--model", "8B", "--gpu", "H200"]) == 0
     text = capsys.readouterr().out
@@ -124,6 +138,7 @@ def test_a_cpu_is_planned_in_float32(monkeypatch, capsys):
     ("flags", "said"),
     [
         (["--gpu", "H2000"], "gpu is 'H2000': give one of B200, H200"),
+        (["--gpu", "H100-80"], "FLOP/S); did you mean H100?"),
         (["--gpu.memory", "80"], "gpu has no name, and gpu.bandwidth, gpu.arithmetic is missing"),
         (["--gpu", "H200", "--gpu.memory", "much"], "--gpu.memory much: give a number"),
         (["--gpu", "H200", "--gpu.memory", "0"], "gpu.memory is 0.0: give a positive number"),

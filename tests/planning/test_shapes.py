@@ -34,6 +34,10 @@ PUBLISHED = {
     "Llama-1B": 1_235_814_400,
     "Llama-3B": 3_212_749_824,
     "Llama-8B": 8_030_261_248,
+    "Qwen2.5-0.5B": 494_032_768,
+    "Qwen2.5-1.5B": 1_543_714_304,
+    "Qwen2.5-3B": 3_085_938_688,
+    "Qwen2.5-7B": 7_615_616_512,
 }
 """As the models' pages say, tied weights once."""
 

@@ -126,11 +126,14 @@ def _memory(plan: ClusterPlan) -> Table:
 
 
 def _remarks(plan: ClusterPlan) -> list[str]:
-    best = min((plan.best(staleness) for staleness in plan.staleness), key=lambda point: point.seconds)
+    fastest = min((plan.best(staleness) for staleness in plan.staleness), key=lambda point: point.seconds)
+    best = plan.preferred
+    title = "fastest" if best is fastest else f"least stale within 5 % of the fastest ({fastest.seconds:,.1f} s)"
     lines = [
-        f"fastest: staleness {best.staleness}, {best.ranks.number:,} learner ranks and {best.engines:,} engines of "
+        f"{title}: staleness {best.staleness}, {best.ranks.number:,} learner ranks and {best.engines:,} engines of "
         f"{best.engine_gpus}, {best.seconds:,.1f} s a step; {best.used:.0%} of the GPUs' time is used"
         + (f"; {best.idle:,} GPUs are left over" if best.idle else ""),
+        f"to run it so: proximo train … {best.flags(plan.switch)}",
         "rank 0 also keeps the whole policy in its host's memory, to send and to save",
     ]
     if best.time.balance > 1.2:

@@ -79,11 +79,24 @@ class Point:
         """GPUs of the engines."""
         return self.engines * self.engine_gpus
 
+    def flags(self, switch: Switch) -> str:
+        """The flags of `proximo train` that make this split."""
+        ranks = [("ranks", self.ranks.number), ("ranks.shard", self.ranks.shard % self.ranks.number)]
+        engines = [("sampler.type", "Fleet"), ("sampler.engines", self.engines)]
+        wide = [("sampler.tensor-parallel", self.engine_gpus if self.engine_gpus > 1 else 0)]
+        in_flight = "in_flight" if self.staleness and switch != "between" else 0
+        ahead = [("ahead.staleness", self.staleness), ("ahead.switch", in_flight)]
+        return " ".join(f"--{name} {value}" for name, value in [*ranks, *engines, *wide, *ahead] if value)
+
     @property
     def used(self) -> float:
         """Share of all GPUs' time in which a learner rank trains or an engine decodes."""
         busy = self.ranks.number * self.outcome.learner_busy + self.sampling * self.outcome.engines_busy
         return busy / (self.ranks.number + self.sampling + self.idle)
+
+
+ENOUGH = 1.05
+"""Seconds of a split over those of the fastest, up to which a smaller staleness is preferred."""
 
 
 @dataclass(frozen=True)
@@ -108,6 +121,13 @@ class ClusterPlan:
         return min((each for each in self.points if each.staleness == staleness), key=lambda each: each.seconds)
 
     @property
+    def preferred(self) -> Point:
+        """The least stale of the best splits that is within 5 % of the fastest."""
+        best = [self.best(staleness) for staleness in self.staleness]
+        enough = ENOUGH * min(point.seconds for point in best)
+        return next(point for point in best if point.seconds <= enough)
+
+    @property
     def staleness(self) -> list[int]:
         return sorted({each.staleness for each in self.points})
 
@@ -124,6 +144,7 @@ class ClusterPlan:
             "timings": self.timings.remark,
             "tails": [{"lengths": lengths, **_summary(each)} for lengths, each in self.tails],
             "points": [_summary(each) for each in self.points],
+            "flags": self.preferred.flags(self.switch),
             "best": {str(each): _summary(self.best(each)) for each in self.staleness},
         }
 

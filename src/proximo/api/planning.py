@@ -8,8 +8,8 @@ from proximo.models import pick_device
 from proximo.planning.cards import CPU, GIB, HERE, DeviceCard, card
 from proximo.planning.holdings import holdings
 from proximo.planning.memory import StepSize
+from proximo.planning.on_ranks import ranks_use
 from proximo.planning.plan import RunPlan, make_plan, planned_dtype
-from proximo.planning.ranks import RankCount, rank_memory, sampling_rank_memory
 from proximo.planning.shapes import read_shape
 from proximo.recipes.defaults import longest_prompt
 from proximo.rl.config import RunConfig
@@ -38,6 +38,8 @@ def plan(
                    planning.cards.DeviceCard with numbers of its own
     prompt_tokens  tokens of a prompt
     mean_tokens    tokens of an average completion; None: all reach `config.sampling.max_tokens`
+
+    With `config.ranks` the verdicts are those of so many such GPUs.
 
     Example:
         config = proximo.RunConfig(model="8B", sampling=proximo.SamplingOptions(max_tokens=1024))
@@ -95,36 +97,20 @@ def fit_here(config: RunConfig, held: MemoryEstimate) -> Fit:
 
 def _fit_on_ranks(config: RunConfig, ranks: Ranks, device: DeviceCard, prompt_tokens: int) -> Fit:
     """The same of each rank, of which every one has a device like this, or a share of this machine's memory."""
-    number, dtype = ranks.processes, planned_dtype(config.dtype, device)
-    full, small = holdings(config, dtype, compiled=config.compile and device.is_gpu)
+    full, small = holdings(config, planned_dtype(config.dtype, device), compiled=config.compile and device.is_gpu)
     holding, size = small if config.adapter is not None else full, StepSize.of(config, prompt_tokens, None)
-    per_rank = (
-        device if device.is_gpu else replace(device, memory=device.memory / number, context=device.context / number)
+    number, use = ranks.processes, ranks_use(holding, size, device, ranks, config.sampler)
+    line, tried = use.line, [number, *(count for count in MORE_RANKS if count > number)]
+    more = (
+        []
+        if use.fits or not device.is_gpu
+        else [count for count in tried if ranks_use(holding, size, device, Ranks(count), config.sampler).fits]
     )
-    only_learns = getattr(config.sampler, "reads_weights_only", False)
-
-    def predicted(count: int, shard: int) -> tuple[int, bool]:
-        held = RankCount(count, shard)
-        if only_learns:
-            memory = rank_memory(holding, size, per_rank, held)
-            return memory.total, memory.fits
-        use = sampling_rank_memory(holding, size, per_rank, held)
-        return use.peak, use.fits
-
-    shard = ranks.shard or number
-    peak, fits = predicted(number, shard)
-    line = (
-        f"{'fits' if fits else 'does not fit'} on {number} ranks with "
-        f"{'whole weights' if shard == 1 else f'weights in {shard} shards'}: predicted peak {peak / GIB:,.1f} of "
-        f"{per_rank.usable / GIB:,.1f} GiB on {'rank 0' if any(each.whole for each in holding.components) else 'each'}"
-    )
-    tried = [number, *(count for count in MORE_RANKS if count > number)]
-    more = [] if fits or not device.is_gpu else [count for count in tried if predicted(count, count)[1]]
     if more:
         line += f"; it fits on {more[0]} with ranks.shard = 0"
-    elif not fits and device.is_gpu and not only_learns:
+    elif not use.fits and device.is_gpu and not getattr(config.sampler, "reads_weights_only", False):
         line += "; more ranks do not help, since each has a whole copy to sample with: use engines (sampler.type Fleet)"
-    return Fit(fits, peak, None, [line])
+    return Fit(use.fits, use.peak, None, [line])
 
 
 def _smaller_passes(config: RunConfig, planned: RunPlan) -> int | None:

@@ -1,6 +1,7 @@
 """Devices that a run is planned for: their memory, bandwidth and arithmetic."""
 
 from dataclasses import asdict, dataclass, replace
+from difflib import get_close_matches
 from functools import cache
 from typing import ClassVar
 
@@ -90,9 +91,17 @@ def card(name: str) -> DeviceCard:
         names = ", ".join([*(known.name for known in CARDS), CPU, HERE])
         raise ValueError(
             f"gpu is {name!r}: give one of {names}, or its numbers (--gpu.memory GiB --gpu.bandwidth BYTES/S "
-            "--gpu.arithmetic FLOP/S)"
+            f"--gpu.arithmetic FLOP/S){_closest(name, list(cards))}"
         )
     return cards[name.lower()]
+
+
+def _closest(name: str, known: list[str]) -> str:
+    """The question whether a card was meant: one whose name the given one begins with, or else one that is like it."""
+    name = name.lower()
+    begun = sorted((each for each in known if name.startswith(each)), key=len)
+    likely = begun[-1:] or get_close_matches(name, known, n=1)
+    return "".join(f"; did you mean {each.name}?" for each in CARDS if each.name.lower() in likely)
 
 
 def chosen_card(name: str | None, *numbers: float | None) -> DeviceCard:

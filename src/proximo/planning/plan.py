@@ -13,6 +13,7 @@ from proximo.planning.cards import GIB, DeviceCard
 from proximo.planning.fitting import largest_groups, longest_completions, smallest_card
 from proximo.planning.holdings import Component, Holding, holdings
 from proximo.planning.memory import MemoryUse, StepSize, memory_use
+from proximo.planning.on_ranks import RanksUse, fewest_ranks, ranks_use
 from proximo.planning.times import StepTime, step_time
 from proximo.rl.config import RunConfig
 
@@ -32,10 +33,14 @@ class Way:
     """The most samples of a prompt that fit with this length; None if none do."""
     smallest_card: str | None
     """The known card with the least memory on which the step as it is fits; None if there is none."""
+    asked: RanksUse | None
+    """Memory on the ranks of the config; None if it has none."""
+    fewest: RanksUse | None
+    """The fewest such GPUs with ranks that hold it, where one does not; None if there are none up to 64."""
 
     @property
     def fits(self) -> bool:
-        return self.memory.fits
+        return self.memory.fits if self.asked is None else self.asked.fits
 
 
 @dataclass(frozen=True)
@@ -110,11 +115,27 @@ def _way(name: str, config: RunConfig, holding: Holding, size: StepSize, card: D
         longest=longest_completions(holding, size, card),
         largest_group=largest_groups(holding, size, card),
         smallest_card=fitting and fitting.name,
+        asked=_asked(config, holding, size, card),
+        fewest=fewest_ranks(config, holding, size, card) if card.is_gpu and not use.fits else None,
     )
+
+
+def _asked(config: RunConfig, holding: Holding, size: StepSize, card: DeviceCard) -> RanksUse | None:
+    ranks = config.ranks
+    if ranks is None or ranks.processes < 2 or (holding.lora is not None and holding.lora.quantize_base):
+        return None
+    return ranks_use(holding, size, card, ranks, config.sampler)
 
 
 def _verdict(way: Way, size: StepSize, card: DeviceCard) -> str:
     use, has = way.memory, f"{way.memory.usable / GIB:,.1f}"
+    more = (
+        []
+        if way.fewest is None
+        else [f"on {way.fewest.processes} such with --ranks {way.fewest.processes}: {way.fewest.numbers}"]
+    )
+    if way.asked is not None:
+        return f"{way.asked.line} ({card.name})" + (f". What would: {more[0]}" if more and not way.fits else "")
     if way.fits:
         return (
             f"fits, with a predicted peak of {use.peak / GIB:,.1f} of {has} GiB; up to {way.longest or 0:,} tokens × "
@@ -129,12 +150,17 @@ def _verdict(way: Way, size: StepSize, card: DeviceCard) -> str:
     shorter = [f"up to {way.longest:,} tokens × {size.group_size} samples"] if way.longest else []
     fewer = [f"{size.max_tokens:,} tokens × up to {way.largest_group} samples"] if way.largest_group else []
     other = [f"this size on {way.smallest_card}"] if way.smallest_card else []
-    return f"does not fit: {why}. What would: {' or '.join([*shorter, *fewer, *other]) or 'no card that is known here'}"
+    would = " or ".join([*shorter, *fewer, *other, *more]) or "no card that is known here"
+    return f"does not fit: {why}. What would: {would}"
 
 
 def _remarks(config: RunConfig, holding: Holding, size: StepSize, card: DeviceCard) -> list[str]:
     """List what the numbers leave out."""
     remarks = ["all numbers are predictions; times leave out grading, the first step's compilation and evaluation"]
+    if config.ranks is not None and config.ranks.processes > 1:
+        remarks.append(
+            "bytes and seconds of the table are those of one GPU; seconds on several ranks are not predicted"
+        )
     if size.mean_tokens is None:
         remarks.append("all completions are taken to reach sampling.max_tokens; give --mean-tokens if they end sooner")
     if not holding.shape.is_packed:

@@ -14,6 +14,7 @@ from transformers import (
     LlamaConfig,
     PreTrainedModel,
     PreTrainedTokenizerFast,
+    Qwen2Config,
     Qwen3Config,
 )
 
@@ -30,7 +31,7 @@ class Shape:
     """The sizes that determine a decoder's cost."""
 
     name: str
-    family: type[LlamaConfig] | type[Qwen3Config]
+    family: type[LlamaConfig] | type[Qwen2Config] | type[Qwen3Config]
     layers: int
     hidden: int
     intermediate: int
@@ -114,9 +115,16 @@ QWEN_14B = Shape("Qwen3-14B", Qwen3Config, 40, 5120, 17408, 40, 8, 128, 151936, 
 LLAMA_1B = Shape("Llama-1B", LlamaConfig, 16, 2048, 8192, 32, 8, 64, 128256)
 LLAMA_3B = Shape("Llama-3B", LlamaConfig, 28, 3072, 8192, 24, 8, 128, 128256)
 LLAMA_8B = Shape("Llama-8B", LlamaConfig, 32, 4096, 14336, 32, 8, 128, 128256, tied=False)
-PUBLISHED = (SMOLLM_135M, QWEN_600M, QWEN_1700M, QWEN_4B, QWEN_8B, QWEN_14B, LLAMA_1B, LLAMA_3B, LLAMA_8B)
+QWEN25 = (
+    Shape("Qwen2.5-0.5B", Qwen2Config, 24, 896, 4864, 14, 2, 64, 151936, positions=32768),
+    Shape("Qwen2.5-1.5B", Qwen2Config, 28, 1536, 8960, 12, 2, 128, 151936, positions=32768),
+    Shape("Qwen2.5-3B", Qwen2Config, 36, 2048, 11008, 16, 2, 128, 151936, positions=32768),
+    Shape("Qwen2.5-7B", Qwen2Config, 28, 3584, 18944, 28, 4, 128, 152064, tied=False, positions=32768),
+)
+PUBLISHED = (SMOLLM_135M, QWEN_600M, QWEN_1700M, QWEN_4B, QWEN_8B, QWEN_14B, LLAMA_1B, LLAMA_3B, LLAMA_8B, *QWEN25)
 """Shapes from the config.json of the published models: HuggingFaceTB/SmolLM2-135M; Qwen/Qwen3-0.6B, -1.7B, -4B, -8B and
--14B; meta-llama/Llama-3.2-1B, Llama-3.2-3B and Llama-3.1-8B."""
+-14B; meta-llama/Llama-3.2-1B, Llama-3.2-3B and Llama-3.1-8B; the Instruct models of Qwen/Qwen2.5-0.5B, -1.5B, -3B and
+-7B."""
 SHAPES = (TINY, *PUBLISHED)
 
 SIZES = ("layers", "hidden", "intermediate", "heads", "kv_heads", "head_width", "vocabulary")

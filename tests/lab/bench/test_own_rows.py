@@ -217,7 +217,7 @@ def test_a_steps_first_turn_is_a_rollout_and_an_update(monkeypatch):
 def test_named_shapes_have_the_weights_they_are_known_for():
     assert [shape.body for shape in (LLAMA_1B, QWEN_1700M, QWEN_8B)] == [973_078_528, 1_409_286_144, 6_945_767_424]
     assert [shape.head for shape in (LLAMA_1B, QWEN_1700M, QWEN_8B)] == [262_668_288, 311_164_928, 622_329_856]
-    assert [shape.name for shape in SHAPES if not shape.tied] == ["Qwen3-8B", "Qwen3-14B", "Llama-8B"]
+    assert [shape.name for shape in SHAPES if not shape.tied] == ["Qwen3-8B", "Qwen3-14B", "Llama-8B", "Qwen2.5-7B"]
     assert shape_of("qwen3-4b") == shape_of("4B") == QWEN_4B
 
 

@@ -10,12 +10,14 @@ import pytest
 from proximo.algorithms import GRPO
 from proximo.cli.commands.plan import run as plan_command
 from proximo.planning.cards import card
+from proximo.planning.ranks import RankCount
 from proximo.planning.shapes import read_shape
 from proximo.rl.config import RunConfig, SamplingOptions, TrainingOptions
+from proximo_lab.cluster_plan.cli import _remarks
 from proximo_lab.cluster_plan.hardware import Engine, smallest_engine
 from proximo_lab.cluster_plan.lengths import Recorded, Tailed
 from proximo_lab.cluster_plan.pictures import cluster_page
-from proximo_lab.cluster_plan.search import Cluster, ClusterPlan, plan_cluster
+from proximo_lab.cluster_plan.search import Cluster, ClusterPlan, Point, plan_cluster
 from proximo_lab.cluster_plan.timings import PREDICTED, Timings
 
 CONFIG = RunConfig(
@@ -98,6 +100,27 @@ def test_the_command_prints_a_table_or_json(capsys, tmp_path):
     assert plan_command([*flags, "--switch", "between", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["best"]["1"]["token_ages"] == {"1": 1.0}
+
+
+def _taking(point: Point, seconds: float) -> Point:
+    ends = [end * seconds / point.seconds for end in point.outcome.ends]
+    return replace(point, outcome=replace(point.outcome, ends=ends))
+
+
+def test_the_least_stale_split_near_the_fastest_is_shown_with_its_flags(plan):
+    fresh, stale = plan.best(0), plan.best(1)
+    near, far = (_taking(fresh, share * stale.seconds) for share in (1.04, 1.06))
+    assert replace(plan, points=(near, stale)).preferred is near
+    assert replace(plan, points=(far, stale)).preferred is stale
+    split = replace(stale, ranks=RankCount(5, 5), engines=3, engine_gpus=1)
+    flags = "--ranks 5 --sampler.type Fleet --sampler.engines 3 --ahead.staleness 1"
+    assert split.flags("between") == flags
+    assert split.flags("in_flight") == f"{flags} --ahead.switch in_flight"
+    sharded = replace(split, ranks=RankCount(16, 8), engine_gpus=2, staleness=0)
+    assert sharded.flags("in_flight") == (
+        "--ranks 16 --ranks.shard 8 --sampler.type Fleet --sampler.engines 3 --sampler.tensor-parallel 2"
+    )
+    assert any(line == f"to run it so: proximo train … {plan.preferred.flags('in_flight')}" for line in _remarks(plan))
 
 
 def test_ranks_beyond_the_groups_of_an_update_are_not_planned_and_engines_hold_the_longest_request(capsys):

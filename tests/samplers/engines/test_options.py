@@ -4,9 +4,20 @@ import pytest
 
 from proximo.config import toml
 from proximo.rl.config import RunConfig
+from proximo.samplers.engines import options
 from proximo.samplers.engines.options import Fleet
 from tests.run_processes import Script
 from tests.samplers.engines.conformance import SmallPolicy
+
+
+def test_a_python_without_vllm_is_remarked_where_it_would_start_servers(monkeypatch):
+    monkeypatch.setattr(options, "find_spec", lambda name: None)
+    [line] = Fleet().check()
+    assert line.startswith("sampler: vLLM is not installed in this Python, and engines cannot start without it")
+    assert not Fleet(engine="embedded").check()
+    assert not Fleet(python="/somewhere/bin/python").check()
+    monkeypatch.setattr(options, "find_spec", lambda name: name)
+    assert not Fleet().check()
 
 
 @pytest.mark.parametrize(

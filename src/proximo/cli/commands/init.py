@@ -8,12 +8,14 @@ from pathlib import Path
 from proximo.cli.arguments import asks_for_help, refuse, take, take_switch, write_out
 from proximo.cli.configs import naming_flags, run_config
 from proximo.cli.pieces import alternatives
+from proximo.cli.run_folders import take_ranks, with_ranks
 from proximo.config import toml
 from proximo.recipes.defaults import Default
 from proximo.rl.config import RunConfig
 
 FLAGS = """flags of the command itself:
   --out FILE            file to write (default: run.toml); one that exists is not overwritten
+  --ranks N             write a config for N processes that hold the model in shards; sets ranks.processes
   --skip-bad            skip bad rows of a data file instead of refusing it
 """
 
@@ -26,6 +28,7 @@ EXAMPLES = """examples:
 def run(arguments: list[str]) -> int:
     """Exit status: 0 written, 2 refused."""
     out, skip_bad = Path(take(arguments, "--out") or "run.toml"), take_switch(arguments, "--skip-bad")
+    ranks = take_ranks(arguments)
     if not asks_for_help(arguments) and (out.exists() or out.suffix != ".toml"):
         refuse(f"--out {out}: {'it exists' if out.exists() else 'no .toml file'}; give another name")
     config, defaults = run_config(
@@ -36,6 +39,7 @@ def run(arguments: list[str]) -> int:
         help_more=f"{naming_flags('init', FLAGS)}{EXAMPLES}",
         skip_bad=skip_bad,
     )
+    config = config if ranks is None else with_ranks(config, ranks)
     write_out(out, commented(config, defaults, out))
     print(f"written to {out}\ncheck it     proximo train {out} --dry-run\nstart it     proximo train {out}")
     return 0

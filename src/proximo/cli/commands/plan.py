@@ -14,6 +14,7 @@ from proximo.cli.arguments import flag_names, read_number, refuse, refusing, tak
 from proximo.cli.configs import base_config, naming_flags
 from proximo.cli.flags import changed
 from proximo.cli.models import on_stdout
+from proximo.cli.run_folders import take_ranks, with_ranks
 from proximo.insight.folder import RunFolder
 from proximo.models.adapters.lora import Lora
 from proximo.planning.cards import CARDS, GIB, DeviceCard, card, chosen_card
@@ -39,6 +40,7 @@ PLAN_FLAGS = f"""flags of the command itself:
   --gpu.memory GIB      numbers of the GPU, in place of the named one's or without a name: its memory in GiB,
   --gpu.bandwidth N     bytes per second,
   --gpu.arithmetic N    and dense bfloat16 operations per second, as in a datasheet
+  --ranks N             plan N such GPUs that hold the model in shards, as train --ranks N does; [ranks] of a file, too
   --prompt-tokens N     tokens of a prompt (default {PROMPT_TOKENS})
   --mean-tokens N       tokens of an average completion (default: all reach --sampling.max-tokens)
   --adapter.type Lora   adapter of the LoRA column, with --adapter.rank and the like (default: rank {Lora().rank})
@@ -49,6 +51,7 @@ PLAN_FLAGS = f"""flags of the command itself:
 EXAMPLES = """examples:
   proximo plan --model 8B --algorithm ppo --gpu H200
   proximo plan run.toml --gpu A100-40 --mean-tokens 600
+  proximo plan --model 8B --gpu H100 --ranks 8
   proximo plan run.toml --gpu H100 --gpus 1000 --mean-tokens 8000 --report plan.html
 """
 
@@ -60,7 +63,9 @@ def run(arguments: list[str]) -> int:
         take(arguments, "--gpu"),
         [take_number(arguments, f"--gpu.{each}", float) for each in DeviceCard.NUMBERS],
     )
-    cluster = take_cluster(arguments)
+    cluster, ranks = take_cluster(arguments), take_ranks(arguments)
+    if cluster is not None and ranks is not None:
+        refuse("--gpus divides GPUs into ranks and engines itself, and --ranks says how many are ranks: leave one out")
     prompt, mean = take_number(arguments, "--prompt-tokens", int), take_number(arguments, "--mean-tokens", int)
     if {"--data"} & set(given := flag_names(arguments)) and "--model" not in given:
         refuse("--data is read with a model's tokenizer: give --model MODEL, too")
@@ -72,6 +77,7 @@ def run(arguments: list[str]) -> int:
         help_more=f"{naming_flags('plan', PLAN_FLAGS + CLUSTER_FLAGS)}{EXAMPLES}",
         usage="[PRESET | run.toml] [--gpu NAME] [--gpus N]",
     )
+    config = config if ranks is None else with_ranks(config, ranks)
     prompt = PROMPT_TOKENS if prompt is None else prompt
     with refusing():
         chosen = chosen_card(name, *numbers)

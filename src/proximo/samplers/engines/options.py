@@ -1,6 +1,7 @@
 """The sampler of a config whose completions come from engines. Light: every config knows this file."""
 
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Literal
 from urllib.parse import urlsplit
 
@@ -92,14 +93,14 @@ class Fleet:
         return self.engines if self.engine == "embedded" else 0
 
     def check(self) -> list[str]:
-        """Remarks on servers of `urls` that do not answer yet; ValueError where one cannot be used, or Ray is needed
-        and not there."""
+        """Remarks on servers of `urls` that do not answer yet, and on vLLM where it is missing; ValueError where a
+        server cannot be used, or Ray is needed and not there."""
         if self.cluster == "ray":
             from proximo.processes.cluster import need_ray
 
             need_ray("sampler")
         if not self.urls:
-            return []
+            return self._missing()
         from proximo.samplers.engines.engine import EngineLost
         from proximo.samplers.engines.vllm import VllmEngine
 
@@ -110,6 +111,15 @@ class Fleet:
             except EngineLost as lost:
                 remarks.append(f"{url} in sampler.urls does not answer yet; the run waits {self.deadline:g} s ({lost})")
         return remarks
+
+    def _missing(self) -> list[str]:
+        """A remark if servers would be started with this Python, and it has no vLLM."""
+        if self.engine != "vllm" or self.python or self.cluster == "ray" or find_spec("vllm") is not None:
+            return []
+        return [
+            "sampler: vLLM is not installed in this Python, and engines cannot start without it: install vllm, or name "
+            "a Python that has it (--sampler.python)"
+        ]
 
     @property
     def reads_weights_only(self) -> bool:
