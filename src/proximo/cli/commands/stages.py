@@ -94,7 +94,7 @@ KEPT_START = {
     "reward-model": f"{BEGAN_WITH}, and a score head that was new is untrained: do not reward by it; {AGAIN_WITH}",
     "dpo": f"{BEGAN_WITH}; {AGAIN_WITH}",
 }
-"""What it means that no step was better than the start, and what to try."""
+"""Meaning of a result that is the start, and what to try."""
 AGAIN = ("proximo doctor {run}", "proximo view {run}    curves in the browser")
 """Commands that go on from a stage that made nothing better."""
 
