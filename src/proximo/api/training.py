@@ -123,11 +123,9 @@ def train(
     """
     refuse_kind("model", model, (RunConfig, str, Path), f"a model's folder or name, or {CONFIG}")
     refuse_unknown(words, train)
-    base = model if isinstance(model, RunConfig) else _starting_config(model, data)
+    base = _with_mix(_starting_config(model, data), settings, reward, rewards)
     played = given_environment(environment, tools, max_turns)
-    rewards = _one_of(reward, rewards)
-    base = base if rewards is not None else _with_mix(base, settings or {})
-    base = _given(base, data, evaluation_data, rewards, algorithm, steps, quiet, words, played)
+    base = _given(base, data, evaluation_data, _one_of(reward, rewards), algorithm, steps, quiet, words, played)
     config, chosen = _chosen(base, words, settings or {}, steps, suited=not isinstance(model, RunConfig))
     config = measured(scheduled(config, schedules), metrics)
     options = {"resume": resume, "allow_change": allow_change, "accept_lost": accept_lost_rows, "track": track}
@@ -140,10 +138,11 @@ def _one_of(reward: "Rewards | None", rewards: "Rewards | None") -> "Rewards | N
     return rewards if reward is None else reward
 
 
-def _with_mix(config: RunConfig, settings: Mapping[str, Any]) -> RunConfig:
-    """The config with the rewards that settings name: whether data need answers depends on them."""
-    mix = {name: value for name, value in settings.items() if name.partition(".")[0] == "rewards"}
-    return with_settings(config, {}, mix) if mix else config
+def _with_mix(config: RunConfig, settings: Mapping[str, Any] | None, *functions: Rewards | None) -> RunConfig:
+    """The config with the rewards that settings name, where no functions are given: whether data need answers depends
+    on them."""
+    mix = {name: value for name, value in (settings or {}).items() if name.partition(".")[0] == "rewards"}
+    return with_settings(config, {}, mix) if mix and not any(each is not None for each in functions) else config
 
 
 def _chosen(
@@ -257,11 +256,10 @@ def config_for(
     """
     refuse_kind("model", model, (str, Path), "a folder, a hub id, or the name of a model that ships with Proximo")
     refuse_unknown(words, config_for)
-    base = replace(_starting_config(model, data), adapter=as_lora(adapter))
+    base = _with_mix(_starting_config(model, data), settings, reward, rewards)
+    base = replace(base, adapter=as_lora(adapter))
     played = given_environment(environment, tools, max_turns)
-    rewards = _one_of(reward, rewards)
-    base = base if rewards is not None else _with_mix(base, settings or {})
-    base = _given(base, data, evaluation_data, rewards, algorithm, steps, quiet, words, played)
+    base = _given(base, data, evaluation_data, _one_of(reward, rewards), algorithm, steps, quiet, words, played)
     config, chosen = _chosen(base, words, settings or {}, steps, suited=True)
     config = measured(scheduled(config, schedules), metrics)
     for line in () if quiet else listed(chosen, CHANGED):
@@ -269,8 +267,10 @@ def config_for(
     return config
 
 
-def _starting_config(model: str | Path, data: Any) -> RunConfig:
-    """Config from which that of a model starts; data have to be given with it."""
+def _starting_config(model: RunConfig | str | Path, data: Any) -> RunConfig:
+    """Config from which that of a model starts; data have to be given with it, unless it is a whole config."""
+    if isinstance(model, RunConfig):
+        return model
     if data is None:
         raise ValueError(
             f"data is not given: name what {model} is trained on, a file, rows, or a task such as "

@@ -97,7 +97,7 @@ class RunSession:
         return None if self._record is None else Machine.from_dict(self._record["machine"])
 
     def recorded(self, name: str) -> object:
-        """What an earlier attempt noted of the run in run.json under this name; None where it did not."""
+        """Value that an earlier attempt noted under this name in run.json; None where it did not."""
         return None if self._record is None else self._record.get(name)
 
     @property

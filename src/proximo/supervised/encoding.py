@@ -42,7 +42,7 @@ class Prepared:
     limit: "Limit | None" = None
     """Limit of their length, with the number of rows that were too long."""
     held_out_again: bool = False
-    """Whether the held-out rows were chosen by the second hash."""
+    """True if the held-out rows were chosen by the second hash."""
 
     def check_room(self, model: PreTrainedModel) -> None:
         """Refuse rows that are longer than the model's context."""

@@ -11,7 +11,7 @@ ANSWERS_FIRST = (
     "where the data have answers to learn from, fine-tune on them first: proximo sft FILE --model MODEL, then train on "
     "that run"
 )
-"""What else to do about a model that never answers right."""
+"""Remedy for a model that never answers right."""
 
 
 @dataclass(frozen=True)
