@@ -52,7 +52,7 @@ AGAIN = ("proximo doctor {run}", "proximo view {run}    curves in the browser")
 
 
 def run_ending(path: Path, outcome: RunResult) -> list[str]:
-    """Lines on what came of a run of `train`: evaluations, a few answers, findings, and what can be done with it."""
+    """Lines on what came of a run of `train`: evaluations, a few answers, its findings, and what can follow."""
     lines = [*_evaluations(outcome), *_answers(outcome), *map(visible, summary(path))]
     if outcome.ended:
         lines.append(visible(outcome.ended))

@@ -193,8 +193,8 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
 STAGES: Mapping[str, str] = {
     "loss": "loss of a step, or of held-out data; of pairs 0.693 is chance (except Ipo)",
     "perplexity": "e to the loss of the held-out data: 1 if every token was certain",
-    "accuracy": "share of the pairs in which the preferred completion has the higher score; not one has before the "
-    "first update of dpo, when policy and reference are the same model",
+    "accuracy": "share of the pairs in which the preferred completion has the higher score; none has before the first "
+    "update of dpo",
     "score_gap": "score of the preferred completion less that of the other, mean over pairs",
     "calibration": "distance of σ(score gap) from the share of pairs ranked right; 0 is best",
     "score_mean": "mean score of all completions",
