@@ -100,6 +100,20 @@ def test_schedules_and_metrics_are_the_same_by_flag_and_in_a_file(capsys):
     assert config["schedules"]["sampling.temperature"] == {"type": "Linear", "start": 1.0, "end": 0.5}
 
 
+def test_schedules_and_metrics_are_given_once_or_several_times():
+    from proximo.cli.arguments import take_all
+    from proximo.cli.data import take_schedules
+
+    arguments = ["--schedule", "lr=1e-5", "--seed", "1", "--schedule=temperature=0.7", "--metrics", "a.py:f"]
+    assert take_schedules(arguments) == {"lr": "1e-5", "temperature": "0.7"}
+    assert arguments == ["--seed", "1", "--metrics", "a.py:f"]
+    assert take_all(["--metrics", "a.py:f", "--metrics", "b.py:g", "c.py:h"], "--metrics") == [
+        "a.py:f",
+        "b.py:g",
+        "c.py:h",
+    ]
+
+
 @pytest.mark.parametrize(
     ("flags", "line"),
     [

@@ -70,6 +70,14 @@ def take_several(arguments: list[str], flag: str) -> list[str] | None:
     return None
 
 
+def take_all(arguments: list[str], flag: str) -> list[str]:
+    """The values of a flag that may be given several times, removed from the arguments."""
+    values = list[str]()
+    while (more := take_several(arguments, flag)) is not None:
+        values += more
+    return values
+
+
 def take_list(arguments: list[str], flag: str, belongs: Callable[[str], bool] = lambda _: True) -> list[str] | None:
     """The values of a flag, removed from the arguments: one with commas, or several up to the next flag or to what does
     not belong to them; None where it is not given."""

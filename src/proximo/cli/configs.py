@@ -20,8 +20,8 @@ from proximo.cli.arguments import (
     refusing,
     say,
     take,
+    take_all,
     take_number,
-    take_several,
 )
 from proximo.cli.data import (
     DATA_FLAGS,
@@ -79,7 +79,7 @@ def run_config(
     epochs = take_number(arguments, "--epochs", float)
     if epochs is not None and "--steps" in flag_names(arguments):
         refuse("--epochs and --steps: give one of them")
-    schedules, metrics = take_schedules(arguments), take_several(arguments, METRICS)
+    schedules, metrics = take_schedules(arguments), take_all(arguments, METRICS) or None
     base, defaults = suited_base(arguments, prog=prog, skip_bad=skip_bad, epochs=epochs)
     config = changed(base, arguments, prog=prog, usage=usage, description=description, help_more=help_more)
     config = _with_task_read(config, base)

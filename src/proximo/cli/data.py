@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from proximo.cli.arguments import asks_for_help, read_number, refuse, refusing, say, take_several, take_switch
+from proximo.cli.arguments import asks_for_help, read_number, refuse, refusing, say, take_all, take_several, take_switch
 from proximo.cli.flags import read_flags
 from proximo.environments.kinds import Acting, EnvironmentOptions
 from proximo.models import load_tokenizer
@@ -77,9 +77,8 @@ def take_rewards(arguments: list[str]) -> list[Reward | tuple[Reward, float]]:
 
 def take_schedules(arguments: list[str]) -> dict[str, str]:
     """Schedules that --schedule names, by their fields; the flag is removed from the arguments."""
-    given = take_several(arguments, SCHEDULE) or ()
     pairs = dict[str, str]()
-    for each in given:
+    for each in take_all(arguments, SCHEDULE):
         field, equals, schedule = each.removeprefix("--").partition("=")
         if not equals:
             refuse(f"{SCHEDULE} {each}: give FIELD=SCHEDULE, such as temperature=linear:1.0:0.7")
