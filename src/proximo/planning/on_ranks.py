@@ -28,7 +28,7 @@ class RanksUse:
 
     @property
     def line(self) -> str:
-        """Words on whether it fits."""
+        """Verdict in words: whether it fits, and the peak."""
         weights = "whole weights" if self.shard == 1 else f"weights in {self.shard} shards"
         return f"{'fits' if self.fits else 'does not fit'} on {self.processes} ranks with {weights}: {self.numbers}"
 

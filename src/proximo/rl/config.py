@@ -339,7 +339,8 @@ class RunConfig:
             return []
         return [
             "length penalty: the rewards of a wrong and a right answer are not declared, so -1 and 1 are assumed; "
-            "declare them with reward_range on the task's PythonFunction or on the environment, or scale them to -1, 1"
+            "declare them with reward_range on the task's PythonFunction (--task.reward.reward-range 0 1) or on the "
+            "environment, or scale them to -1, 1"
         ]
 
     @property

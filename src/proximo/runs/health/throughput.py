@@ -22,7 +22,7 @@ class IdleLearner:
     why: ClassVar[str] = "the learner's GPUs wait for rollouts most of the time"
     remedy: ClassVar[str] = (
         "a higher ahead.staleness, so that steps are sampled while others are trained; then more engines for fewer "
-        "ranks, as `proximo plan --gpus N` splits them"
+        "ranks, as `proximo plan --gpus N` of proximo-lab splits them"
     )
 
     @property
