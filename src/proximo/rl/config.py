@@ -23,8 +23,8 @@ from proximo.models.values import OwnLayers, ValueForm
 from proximo.rewards.metrics import Metric, check_metrics
 from proximo.rl.named_pieces import with_named_pieces
 from proximo.rl.reward_config import RewardMix, check_rewards, mixed_range
+from proximo.rl.scheduled_fields import check_fields
 from proximo.rl.schedules import Schedule
-from proximo.rl.step_numbers import check_fields
 from proximo.runs.options import CheckpointOptions
 from proximo.samplers.embedded import Embedded
 from proximo.samplers.engines.options import Fleet, Workers
@@ -389,7 +389,7 @@ class RunConfig:
             )
         check_rewards(self.task, self.rewards, self.algorithm, self.environment)
         self.algorithm.check_run(group_size=self.training.group_size, updates_per_batch=self.training.updates)
-        check_fields(self)
+        check_fields(self, self.schedules or {}, self.training.learning_rate_schedule)
         check_metrics(self.metrics)
 
 

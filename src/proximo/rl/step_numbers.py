@@ -1,33 +1,18 @@
 """Numbers of a run's steps: its config as its schedules make it for each step."""
 
-import difflib
 import math
 import warnings
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from proximo.algorithms import UnusualChoice
-from proximo.config.unions import classes, union_members, walk, with_fields
-from proximo.config.vocabulary import field_of, foreign
+from proximo.config.unions import union_members, with_fields
 from proximo.losses.pieces.protocols import ShapeTraits
-from proximo.rl.schedules import Schedule
+from proximo.rl.config import RunConfig
+from proximo.rl.scheduled_fields import TEMPERATURE, changing
 from proximo.samplers.sampler import SamplingOptions
 
-if TYPE_CHECKING:  # which checks its schedules with this
-    from proximo.rl.config import RunConfig
-
-CHANGING = (
-    "training.learning_rate",
-    "training.max_gradient_norm",
-    "training.skip_spikes",
-    "value.learning_rate",
-    "sampling.temperature",
-)
-"""Fields that the loop reads anew at each step, besides the algorithm's."""
-ALGORITHM, KEEP = "algorithm.", "algorithm.keep."
-"""Numbers of the algorithm's pieces can change, but for those that decide on groups while later ones are sampled."""
-RATE, TEMPERATURE = CHANGING[0], CHANGING[-1]
 PREFIX = "schedule/"
 """Beginning of the names under which scheduled numbers are logged."""
 MAX_STEPS = 1_000_000
@@ -36,54 +21,19 @@ CHECKED = 200
 """Steps of a longer run at which the config is made to check its values, besides the first, last, lowest, highest."""
 
 
-def check_fields(config: "RunConfig") -> None:
-    """Refuse schedules of what is no number of this config, or cannot change in the middle of a run."""
-    names = config.schedules or {}
-    known = dict(_changing(config)) if names else {}
-    for name, schedule in names.items():
-        if name not in known:
-            reason = _reason(config, name, known)
-            raise ValueError(f"schedules has {name}, {reason}; those that can: {', '.join(known)}")
-        if type(schedule) not in classes(Schedule):
-            raise ValueError(f"schedules.{name} is {schedule!r}: give proximo.linear(...) or another schedule")
-    if RATE in names and config.training.learning_rate_schedule != "constant":
-        raise ValueError(
-            f"schedules has {RATE}, and training.learning_rate_schedule is "
-            f"{config.training.learning_rate_schedule!r}: leave one of them out"
-        )
-
-
-def _reason(config: "RunConfig", name: str, known: Collection[str]) -> str:
-    """Reason why a name can have no schedule."""
-    if name in {path for path, _, _ in walk(config)}:
-        return "which cannot change in the middle of a run"
-    if (answer := foreign(name, "train")) is not None and answer.ours:
-        return f"which here is {field_of('train', answer.ours) or answer.ours}{answer.remark and ', ' + answer.remark}"
-    close = difflib.get_close_matches(name, known, n=1)
-    return f"which this run does not have{f', perhaps {close[0]}' if close else ''}"
-
-
-def _changing(config: "RunConfig") -> Iterator[tuple[str, Any]]:
-    """Fields that a schedule can change, with their types."""
-    for name, kind, _ in walk(config):
-        changes = name in CHANGING or (name.startswith(ALGORITHM) and not name.startswith(KEEP))
-        if changes and {*union_members(kind)} - {type(None)} in ({int}, {float}, {int, float}):
-            yield name, kind
-
-
-def as_logged(config: "RunConfig", row: Mapping[str, Any]) -> "RunConfig":
+def as_logged(config: RunConfig, row: Mapping[str, Any]) -> RunConfig:
     """The config with the numbers that a step's row of metrics has of its schedules, none of which is asked. Of those
     an empty table is left, by which it is known to have had some."""
     if not config.schedules:
         return config
-    kinds = dict(_changing(config))
+    kinds = dict(changing(config))
     stored = {name: row.get(f"{PREFIX}{name}") for name in config.schedules}
     values = {name: value for name, value in stored.items() if isinstance(value, int | float) and math.isfinite(value)}
     numbers = {name: _number(name, value, kinds[name]) for name, value in values.items()}
     return _with(config, {"schedules": {}, **numbers})
 
 
-def _with(config: "RunConfig", numbers: Mapping[str, Any]) -> "RunConfig":
+def _with(config: RunConfig, numbers: Mapping[str, Any]) -> RunConfig:
     """The config with other numbers. What is unusual in it has been said of the config itself."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UnusualChoice)
@@ -93,10 +43,10 @@ def _with(config: "RunConfig", numbers: Mapping[str, Any]) -> "RunConfig":
 class StepNumbers:
     """A run's config at each of its steps."""
 
-    def __init__(self, config: "RunConfig") -> None:
+    def __init__(self, config: RunConfig) -> None:
         """Ask all schedules about all steps; ValueError where one has no answer."""
         self._config = config
-        self._kinds = dict(_changing(config)) if config.schedules else {}
+        self._kinds = dict(changing(config)) if config.schedules else {}
         self._values: Mapping[str, Sequence[float]] = {
             name: _asked(name, schedule, config.steps) for name, schedule in (config.schedules or {}).items()
         }
@@ -114,7 +64,7 @@ class StepNumbers:
             return sampling
         return replace(sampling, temperature=self._values[TEMPERATURE][step])
 
-    def at(self, step: int) -> "RunConfig":
+    def at(self, step: int) -> RunConfig:
         """The config of a step; the run's own where nothing changes."""
         if not self._values:
             return self._config
@@ -133,7 +83,7 @@ class StepNumbers:
                 raise ValueError(f"schedules: at step {step + 1}, with {values}: {error}") from None
             self._check_controller(config)
 
-    def _check_controller(self, config: "RunConfig") -> None:
+    def _check_controller(self, config: RunConfig) -> None:
         """Refuse a coefficient that a schedule and a controller would both move."""
         scheduled, held = (ShapeTraits.read(each.algorithm.kl_reward) for each in (config, self._config))
         if held.controller is not None and scheduled.coefficient != held.coefficient:
