@@ -25,7 +25,7 @@ PAIRS = [{"prompt": f"{number}+1=", "chosen": str(number + 1), "rejected": "x"} 
 def configs(monkeypatch, tmp_path: Path) -> list:
     """The configs that would be trained, in the order of the calls."""
     seen: list = []
-    monkeypatch.setattr(stages, "_fitted", lambda config, *_: seen.append(config))
+    monkeypatch.setattr(stages, "_fitted", lambda command, config, *_: seen.append(config))
     monkeypatch.chdir(tmp_path)
     return seen
 

@@ -74,6 +74,7 @@ def test_names_of_others_are_no_words_and_lead_to_something_that_is_there():
         "ranks",
         "algorithm",
         "reward_model",
+        "reference",  # of dpo
     }
     for name, answer in FOREIGN.items():
         first, _, rest = answer.ours.partition(".")

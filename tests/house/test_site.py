@@ -12,10 +12,13 @@ from proximo import PPO, Lora, RunConfig, ValueOptions, WeightedRule
 from proximo.cli import COMMANDS
 from proximo.cli.help_pages import help_of
 from proximo.config.vocabulary import WORDS
+from proximo.data import DataFile
 from proximo.models.values import OwnModel
 from proximo.rewards import PythonFunction
 from proximo.samplers.engines.options import Fleet
+from proximo.supervised.dpo import DpoConfig
 from proximo.supervised.fitting import FitOptions
+from proximo.supervised.sft import SftConfig
 from proximo.tasks import File
 from proximo_lab.studies.designs import STUDIES
 from tests import ROOT
@@ -94,11 +97,13 @@ def test_flags_that_settings_of_other_libraries_map_to_exist():
         *names(FitOptions(), "--fit"),
         *names(ValueOptions(form=OwnModel()), "--value"),
         *names(Fleet(), "--sampler"),
+        *names(SftConfig()),
+        *names(DpoConfig(DataFile(""))),
     }
     known |= {f"--rewards.rules.N.{each.name}" for each in fields(rule)}
     known |= {"--data", "--eval-data", "--run", "--track", "--reward", "--skip-bad"}  # flags of the command itself
     known |= {"--out", "--to"}  # and of export
-    known |= {flag for word in WORDS for flag in word.flags}
+    known |= {flag for word in WORDS for flag in word.flags} | {"--no-chat"}
     for page, at_least in (("from-trl", 20), ("from-verl", 20), ("from-unsloth", 10)):
         text = CODE.sub("", (ROOT / f"docs/tutorials/{page}.md").read_text())
         named = set(re.findall(r"(?<=`)--[a-zA-Z0-9.-]+", text))

@@ -176,7 +176,7 @@ def test_without_a_pad_token_it_is_the_end_of_sequence(tmp_path):
 
 
 def test_wrong_folders_are_refused(tmp_path):
-    with pytest.raises(ValueError, match="nowhere.*neither a folder nor a model"):
+    with pytest.raises(ValueError, match="nowhere.*there is no folder of this name"):
         load_reward_model(str(tmp_path / "nowhere"))
     policy = save_policy(tmp_path / "policy")
     with pytest.raises(ValueError, match="no score head, so its scores would be random.*proximo reward-model"):
