@@ -349,3 +349,17 @@ def test_wrong_names_and_values_are_answered_without_torch(flags):
     command = [sys.executable, "-c", code, "train", *MODEL, *flags]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.stdout == "2 False False\n", done.stderr
+
+
+def test_overrides_of_hydra_are_answered_all_at_once():
+    given = "actor_rollout_ref.rollout.n=8 +algorithm.filter_groups.enable=True my.own=3 --lr 1e-6"
+    first, *answers = (mistake("train", given.split()) or "").split("\n  ")
+    assert "`--NAME VALUE`" in first
+    assert [each.partition(", ")[0] for each in answers] == [
+        "actor_rollout_ref.rollout.n: here it is --group-size",
+        "algorithm.filter_groups.enable: here it is --algorithm.keep.type",
+        "my.own: no setting of this name is known here",
+    ]
+    # Weights of data and rewards, and schedules, have the same form.
+    ours = "--reward my.rewards.py:f=0.5 --schedule actor.optim.lr=linear:1:0 --model tiny-copy"
+    assert "NAME VALUE" not in (mistake("train", ours.split()) or "")

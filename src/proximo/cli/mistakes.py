@@ -2,13 +2,14 @@
 model or data that are not named, and files that are not there."""
 
 import os
+import re
 from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 
 from proximo.cli.arguments import flag_names, nearest, take, take_several
 from proximo.cli.naming import named
-from proximo.config.vocabulary import kind_of
+from proximo.config.vocabulary import BY_NAME, Foreign, foreign, kind_of
 
 ALGORITHMS = (
     *("ppo", "grpo", "dapo", "gspo", "sapo", "gspo-token", "dr-grpo", "rloo", "reinforce-pp", "reinforce-pp-baseline"),
@@ -26,6 +27,8 @@ WITH_MODELS = ("eval", "chat", "serve")
 WEIGHTS = Path(__file__).parents[1] / "models" / "weights"
 LOCAL = ("/", "./", "../", "~", "runs/")
 """Beginnings of paths that are none of the hub's."""
+OVERRIDE = re.compile(r"[+~]{0,2}([a-z_]\w*(?:\.\w+)+)=")
+"""An override of Hydra, as verl's scripts have them: a.b.c=VALUE."""
 DEMO_MODEL, DEMO_TASK = "tiny-arithmetic", "Arithmetic"
 
 
@@ -48,6 +51,7 @@ def _mistakes(command: str, arguments: Sequence[str]) -> Iterator[str]:
         yield _of_others(command, first)
     if kind_of(command) == "train" and first.lower().endswith(DATA):
         yield f"{first} is data, and {command} takes it by a flag: proximo {command} --model MODEL --data {first}"
+    yield from _overrides(command, arguments)
     yield from _halves(command, first, arguments)
     for data in _data(command, first, arguments):
         if not _is_there(data):
@@ -64,6 +68,27 @@ def _of_others(command: str, name: str) -> str:
         f"{name} is {what}, and {command} takes a preset, data or a .toml file: `proximo init --model MODEL --data "
         "DATA` writes one; docs/tutorials/from-trl.md and from-verl.md say what each setting is called here"
     )
+
+
+def _overrides(command: str, arguments: Sequence[str]) -> Iterator[str]:
+    """Answer to overrides in Hydra's form, all in one."""
+    kind, scheduled = kind_of(command), take_several(_copy(arguments, "--schedule"), "--schedule") or []
+    names = [match[1] for each in arguments if each not in scheduled and (match := OVERRIDE.match(each))]
+    answers = [(name, foreign(name, kind)) for name in names] if kind is not None else []
+    if any(answer is not None for _, answer in answers):
+        yield "\n  ".join(
+            [
+                "settings are flags here, `--NAME VALUE`; docs/tutorials/from-verl.md has the table",
+                *(f"{name}: {_here(answer)}" for name, answer in answers),
+            ]
+        )
+
+
+def _here(answer: Foreign | None) -> str:
+    if answer is None:
+        return "no setting of this name is known here"
+    flag = BY_NAME[answer.ours].flag if answer.ours in BY_NAME else f"--{answer.ours.replace('_', '-')}"
+    return f"here it is {flag}{answer.remark and ', ' + answer.remark}" if answer.ours else answer.remark
 
 
 def half(source: str, given: set[str]) -> str | None:

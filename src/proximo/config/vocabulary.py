@@ -362,6 +362,15 @@ _FOREIGN = (
         "packing sample_packing pack_sequences use_remove_padding",
         "not needed: rows are always packed without padding, and none sees another",
     ),
+    ("algorithm.extra.type", "entropy_coeff entropy_coef ent_coef", "EntropyBonus, and --algorithm.extra.coefficient"),
+    ("sampler.type", "rollout_name", "Fleet: vLLM servers; without it the sampler is built in"),
+    ("", "overlong_buffer", "not needed: --algorithm dapo has the overlong penalty"),
+    (
+        "",
+        "param_offload optimizer_offload optimizer_offload_fraction actor_strategy strategy",
+        "not needed: --ranks N holds the model in shards on N processes",
+    ),
+    ("", "project_name experiment_name", "not needed: --run names the run, and trackers are told that name"),
     ("reference", "ref_model reference_model ref_model_path ref_model_name_or_path", ""),
     (
         "",
@@ -405,5 +414,13 @@ def foreign(name: str, kind: str = "") -> Foreign | None:
     *_, last = plain.rpartition(".")
     if plain.endswith(("optim.lr", "optimizer.lr")):
         return Foreign("value.learning_rate" if "critic" in plain else "learning_rate")
-    answer = FOREIGN.get(last.lower())
+    answer = FOREIGN.get(last.lower()) or _nested(plain.lower())
     return _OF_KIND.get((kind, last.lower() if answer is None else answer.ours), answer)
+
+
+def _nested(path: str) -> Foreign | None:
+    """Answer to a switch, size or name of a table, such as `filter_groups.enable`, by the table's own name."""
+    *_, table, last = ["", "", *path.split(".")]
+    if last == "name":
+        return FOREIGN.get(f"{table}_{last}")
+    return FOREIGN.get(table) if last in ("enable", "len") else None
