@@ -27,6 +27,8 @@ OBJECTS = {
     "insight/page/lenses.py:_looks": "a cache of the viewer, by the step object that it holds",
     "insight/page/reader.py:_tables": "a cache of the viewer, by the file and when it was written",
     "insight/page/summaries.py:_summaries": "a cache of the viewer, by the step object that it holds",
+    "data/rows.py:_last": "a cache of the rows of the file that was read last, by when it was written",
+    "models/tokens/deadlines.py:_watch": "the thread that watches all deadlines, each of the thread that set it",
     "models/tokens/template_bounds.py:_binding": "a lock around what transformers itself has once in a process",
     "models/tokens/template_bounds.py:_left": "a context variable: each thread has its own value",
     "models/torch_globals.py:_IN_USE": "a lock around what torch itself has once in a process",
@@ -57,7 +59,7 @@ CALLS = {
 }
 """What changes torch for the whole process."""
 
-KEEPING = {"TypeVar", "compile", "replace"}
+KEEPING = {"ParamSpec", "TypeVar", "compile", "replace"}
 """Functions that make what nobody can change: a pattern, and what is as frozen as its model."""
 CHANGES = {
     name
