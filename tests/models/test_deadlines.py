@@ -104,7 +104,7 @@ def test_a_deadline_ends_a_block_whose_inner_ones_take_its_error():
 
     def inner() -> None:
         while True:
-            with suppress(Late), within(0.003, Late):
+            with suppress(Late), within(0.03, Late):
                 spin()
 
     with pytest.raises(Later), within(0.1, Later):

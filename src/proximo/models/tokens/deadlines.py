@@ -40,25 +40,25 @@ class _Deadline:
     def __init__(self, seconds: float, error: type[Exception], block: FrameType) -> None:
         self.at = self.due = time.monotonic() + seconds
         self.is_over = False
-        self._thread, self._error, self._block = threading.get_ident(), error, block
-        self._lock, self._is_raised = threading.Lock(), False
+        self.thread, self.is_raised = threading.get_ident(), False
+        self._error, self._block, self._lock = error, block, threading.Lock()
 
     def strike(self) -> None:
         with self._lock:
-            if self.is_over or (self._is_raised and not self._is_inside()):  # the error has come while the block ended
+            if self.is_over or (self.is_raised and not self._is_inside()):  # the error has come while the block ended
                 self.is_over = True
                 return
-            self._is_raised, self.due = True, time.monotonic() + AGAIN
-            _raise_in(self._thread, self._error)
+            self.is_raised, self.due = True, time.monotonic() + AGAIN
+            _raise_in(self.thread, self._error)
 
     def end(self) -> None:
         with self._lock:
             self.is_over = True
-        if self._is_raised:  # at the last moment: it must not arrive after the block
-            _raise_in(self._thread, None)
+        if self.is_raised:  # at the last moment: it must not arrive after the block
+            _raise_in(self.thread, None)
 
     def _is_inside(self) -> bool:
-        frame = sys._current_frames().get(self._thread)
+        frame = sys._current_frames().get(self.thread)
         while frame is not None and frame is not self._block:
             frame = frame.f_back
         return frame is not None
@@ -76,12 +76,13 @@ class _Watch:
 
     def __init__(self) -> None:
         self._lock, self._news = threading.Lock(), threading.Event()
-        self._waiting: set[_Deadline] = set()
+        self._waiting: dict[_Deadline, None] = {}
+        """In the order in which they were set: an outer one before those inside its block."""
         self._is_running, self._wakes = False, math.inf
 
     def add(self, deadline: _Deadline) -> None:
         with self._lock:
-            self._waiting.add(deadline)
+            self._waiting[deadline] = None
             if not self._is_running:
                 threading.Thread(target=self._run, name="proximo-deadlines", daemon=True).start()
                 self._is_running, self._wakes = True, deadline.due
@@ -89,16 +90,25 @@ class _Watch:
                 self._news.set()
 
     def forget(self, deadline: _Deadline) -> None:
-        self._waiting.discard(deadline)  # atomic: an error may arrive here, and a lock would stay taken
+        self._waiting.pop(deadline, None)  # atomic: an error may arrive here, and a lock would stay taken
 
     def _run(self) -> None:
         while self._has_next():
             self._news.wait(max(0.0, self._wakes - time.monotonic()))
-            for deadline in tuple(self._waiting):
-                if deadline.due <= time.monotonic():
-                    deadline.strike()
-                if deadline.is_over:
-                    self._waiting.discard(deadline)
+            self._strike(time.monotonic())
+
+    def _strike(self, now: float) -> None:
+        """Strike all deadlines that are due, of a thread only the outermost: its error would be overwritten else."""
+        struck: set[int] = set()
+        for deadline in tuple(self._waiting):
+            if deadline.due <= now and deadline.thread in struck:
+                deadline.due = now + AGAIN
+            elif deadline.due <= now:
+                deadline.strike()
+            if deadline.is_over:
+                self._waiting.pop(deadline, None)
+            elif deadline.is_raised:
+                struck.add(deadline.thread)
 
     def _has_next(self) -> bool:
         with self._lock:
