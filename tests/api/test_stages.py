@@ -55,6 +55,7 @@ def test_bad_rows_are_refused_before_a_folder_is_made(tmp_path: Path):
 # Trackers
 
 
+@pytest.mark.slow("trains a model")
 def test_a_stage_is_tracked_while_it_runs_and_sent_afterwards(pairs: str, tmp_path: Path, monkeypatch):
     """Both doors start the trackers of a run that is not finished; what is sent comes from the folder."""
     started: list[tuple[Path, list[str]]] = []
@@ -112,6 +113,7 @@ def test_evaluate_asks_every_row_of_data(tmp_path: Path, capsys):
         proximo.evaluate("tiny-arithmetic", "arithmetic", data=rows)
 
 
+@pytest.mark.slow("trains a model")
 def test_a_runs_own_model_is_evaluated_as_the_run_evaluated_itself(tmp_path: Path, capsys):
     result = proximo.train(small(steps=1), tmp_path / "run", quiet=True)
     assert proximo.evaluate(tmp_path / "run") == result.after

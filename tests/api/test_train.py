@@ -178,6 +178,7 @@ def test_ctrl_c_saves_the_run(whole: Path, tmp_path: Path, signals_are_heard):
     assert metrics(tmp_path / "run") == metrics(whole)
 
 
+@pytest.mark.slow("trains a run")
 def test_lines_of_progress_unless_quiet(tmp_path: Path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     proximo.train(small(steps=1), quiet=True)

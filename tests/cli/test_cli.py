@@ -89,6 +89,7 @@ def test_a_dry_run_prints_the_run_it_would_start(folder, capsys, tmp_path):
     assert toml.loads(capsys.readouterr().out, RunConfig) == expected
 
 
+@pytest.mark.slow("trains a run")
 def test_train_prints_one_json_object_and_nothing_else(folder, tmp_path, capsys):
     run = tmp_path / "run"
     assert main(["train", "--model", folder, "--task.type", "Arithmetic", "--run", str(run), "--json", *TINY_RUN]) == 0
@@ -342,6 +343,7 @@ def test_selfcheck_prints_a_table_or_json(folder, capsys):
     assert gate["bound"] == pytest.approx(3e-5)
 
 
+@pytest.mark.slow("checks a whole setup")
 def test_selfcheck_names_the_culprit(folder, capsys, monkeypatch):
     monkeypatch.setattr(Arithmetic, "reference", lambda self, problem: "\x1b[31mwrong")
     assert main(["selfcheck", "--task.type", "Arithmetic", "--model", folder, *CHECKED]) == 1

@@ -125,6 +125,7 @@ def test_python_leaves_the_answers_to_be_logged_too(model, data, tmp_path):
     assert config.task.reward is None
 
 
+@pytest.mark.slow("trains and resumes a run")
 def test_resume_goes_on_with_a_runs_own_config(model, data, tmp_path, capsys):
     run = str(tmp_path / "run")
     small = ["--sampling.max-tokens", "2", "--training.groups", "2", "--training.group-size", "2"]

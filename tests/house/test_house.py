@@ -39,6 +39,7 @@ def test_nothing_asks_which_algorithm_it_is():
         assert not re.search(r"(?<!for )\b(name|algorithm)\s*(==|in)\s*[\"'\[(]", path.read_text()), path.name
 
 
+@pytest.mark.slow("reads the whole package")
 def test_nothing_asks_which_class_a_piece_is():
     """Stages ask a piece what it does (protocols and traits), so that a piece from anywhere does what it says."""
     pieces = {

@@ -187,6 +187,7 @@ def impure(function: ast.FunctionDef, frozen: set[str]) -> bool:
     return not held <= FIXED | frozen or ("Path" in held and not any(each & STAMPS for each in names))
 
 
+@pytest.mark.slow("reads the whole package")
 def test_every_cache_is_of_a_pure_function():
     frozen = frozen_classes()
     found = {

@@ -100,6 +100,7 @@ def test_no_name_could_be_anything_s(files: list[Path]):
     ] == []
 
 
+@pytest.mark.slow("reads the whole package")
 def test_a_class_s_name_has_one_meaning():
     homes = defaultdict(list)
     for path in FILES:

@@ -65,6 +65,7 @@ def with_plain_weights() -> dict[str, Algorithm]:
         }
 
 
+@pytest.mark.slow("draws many batches")
 @given(batch=batches())
 def test_i_on_policy_every_gate_has_the_plain_policy_gradient(batch: Batch):
     on_policy = replace(batch, old_logprobs=batch.logprobs)
@@ -184,6 +185,7 @@ def test_ix_padding_changes_nothing_whatever_stands_in_it(algorithm: Algorithm, 
         assert wide_gradient.count_nonzero() == gradient.count_nonzero()
 
 
+@pytest.mark.slow("draws many batches")
 @FIVE
 @given(batch=batches(), seed=st.integers(0, 99))
 def test_x_the_order_of_rows_and_the_names_of_groups_do_not_matter(algorithm: Algorithm, batch: Batch, seed: int):
@@ -211,6 +213,7 @@ def test_xi_gae_with_decay_1_is_the_return_minus_the_value(batch: Batch):
     assert_close(Gae(discount=0.9, decay=1.0)(feedback).advantages, ReturnToGo(discount=0.9)(feedback).advantages)
 
 
+@pytest.mark.slow("draws many batches")
 @given(batch=batches())
 def test_xii_a_sampler_that_agrees_needs_no_correction(batch: Batch):
     agreeing = replace(batch, rollout_logprobs=batch.old_logprobs)

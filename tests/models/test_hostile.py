@@ -59,6 +59,7 @@ def refused_in_a_line_or_read(read: Callable[[str], object], folder: Path) -> No
     assert all(line.startswith("path ") or len(lines) == 1 for line in lines)
 
 
+@pytest.mark.slow("reads many configs")
 @settings(
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )

@@ -96,6 +96,7 @@ def read_whole(line: socket.socket) -> bytes:
     return b"".join(iter(lambda: line.recv(1 << 16), b""))
 
 
+@pytest.mark.slow("waits for slow clients")
 def test_slow_clients_end_with_408_and_harm_no_other(engine, reader, monkeypatch):
     monkeypatch.setattr(server, "BODY_SECONDS", 0.3)
     slow = socket.create_connection

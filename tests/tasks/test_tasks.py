@@ -327,6 +327,7 @@ def test_gym_uses_reasoning_gyms_own_scorer():
         Gym(task.name, task.config, held_out=300).problem(0, "train", 0)
 
 
+@pytest.mark.slow("starts reasoning-gym")
 @pytest.mark.usefixtures("kept_grading")
 @pytest.mark.parametrize("name", ["knights_knaves", "rearc", "graph_color", "sudoku", "codeio"])
 def test_gyms_entries_arrive_as_they_were(name: str):

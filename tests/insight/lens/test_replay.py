@@ -157,6 +157,7 @@ def test_so_has_one_of_another_kind(name, runs):
         assert_close(look(step, algorithm, run.config).ratio, torch.ones_like(step.batch.old_logprobs))
 
 
+@pytest.mark.slow("replays many updates")
 def test_a_value_models_run_is_looked_at_through_siblings_and_the_other_way_round(runs):
     run = other(runs, "value")
     views = {view.name: view for view in compared(run.step(2), run.config, chosen(run.config, FIVE))}

@@ -446,6 +446,7 @@ def test_what_differs_from_the_named_algorithm_is_shown(tmp_path):
     assert "in every choice" in same.texts["configuration"]
 
 
+@pytest.mark.slow("trains runs")
 def test_the_command_repeats_the_run(run, tmp_path):
     command = shlex.split(again(gather(RunFolder(run))))
     assert command[:2] == ["proximo", "train"]

@@ -538,6 +538,7 @@ def test_rows_have_names_of_their_own():
             assert len({line.name for line in lines}) == len(lines), table.name
 
 
+@pytest.mark.slow("starts Python anew")
 def test_it_and_compiling_run_without_the_command_lines_dependencies(tmp_path):
     """Ours are imported anew, in a process that has the large packages already."""
     script = """

@@ -16,6 +16,7 @@ from tests.lab.bench.test_bench import alone
 ROW = OwnRow("tiny", 2, 2, 8, "4")
 
 
+@pytest.mark.slow("starts processes")
 def test_a_process_tells_the_seconds_of_its_phases(tmp_path, capsys):
     Start(ROW)._save_model(tmp_path / "model", "cpu")
     given = [json.dumps({"shape": "tiny", "groups": 2, "siblings": 2, "prompt": 8, "lengths": "4"})]
@@ -30,6 +31,7 @@ def test_a_process_tells_the_seconds_of_its_phases(tmp_path, capsys):
     assert told["update"] == step["assemble"] + step["update"]
 
 
+@pytest.mark.slow("starts processes")
 def test_the_second_process_finds_what_the_first_left(monkeypatch):
     seen = []
 
@@ -49,6 +51,7 @@ def test_the_second_process_finds_what_the_first_left(monkeypatch):
     assert [row.verdicts[0].reached for row in (cold, warm)] == [True, False]
 
 
+@pytest.mark.slow("starts processes")
 def test_a_process_that_fails_is_an_error(monkeypatch):
     monkeypatch.setattr(
         start.subprocess, "run", lambda command, **_: subprocess.CompletedProcess(command, 3, stdout="")
