@@ -119,6 +119,7 @@ def test_an_environment_that_rewards_needs_no_answers():
     assert config.task.reward is None
 
 
+@pytest.mark.slow("trains a run")
 def test_what_is_given_takes_the_place_of_a_configs_own():
     seen = []
     result = proximo.train(

@@ -62,6 +62,7 @@ def refused(arguments: list[str], capsys) -> str:
 # train
 
 
+@pytest.mark.slow("checks a whole setup")
 def test_a_dry_run_prints_the_run_it_would_start(folder, capsys, tmp_path):
     arguments = [
         "train",

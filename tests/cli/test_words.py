@@ -208,6 +208,7 @@ def test_other_libraries_flags_are_answered_with_ours(capsys):
     assert answer_to("sft", "--num-generations", ["--group-size"]) is None
 
 
+@pytest.mark.slow("reads every flag")
 @pytest.mark.parametrize("command", PAGED)
 def test_each_answer_names_flags_that_the_command_has(command, capsys):
     flags = set(re.findall(r"(?<![\w.-])--[a-z][\w.-]*\w", page(command) or ""))

@@ -271,6 +271,7 @@ houses = st.builds(
 )
 
 
+@pytest.mark.slow("reads many configs")
 @given(houses)
 def test_any_value_loads_back_equal(house: House):
     text = toml.dumps(house)

@@ -172,6 +172,7 @@ def test_viii_micro_batches_add_up_with_plain_weights(algorithm: Algorithm, batc
     assert_close(total, run(algorithm, batch)[0])
 
 
+@pytest.mark.slow("draws many batches")
 @ALL
 @settings(max_examples=15)
 @given(batch=batches(), left=st.integers(0, 3), right=st.integers(0, 3))

@@ -154,6 +154,7 @@ def test_weights_for_a_sampler_elsewhere_are_those_of_the_merged_model(kind):
         assert_close(weight, expected[name].detach(), rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.slow("compiles layers")
 def test_a_layer_compiles_without_a_break(kind):
     """As on a GPU, where nothing of a layer may be left to Python; with and without gradient."""
     layer = QuantizedLinear(linear(torch.randn(6, 64, dtype=torch.float32)), kind, torch.float32)

@@ -170,6 +170,7 @@ def test_attention_is_that_of_the_packed_reader(rows, heads, monkeypatch):
         assert_close(one, other, rtol=0, atol=1e-12)
 
 
+@pytest.mark.slow("runs torch's own checks")
 @pytest.mark.filterwarnings("ignore:The .grad attribute")  # torch 2.15's own check reads that of an intermediate
 def test_the_operation_is_what_torch_expects_of_one():
     blocks = pack(**CASES["no room left for padding"], in_blocks=True)

@@ -140,6 +140,7 @@ def test_a_probe_that_is_interrupted_leaves_torch_as_it_was():
     assert Machine.current() == Machine(3, True)
 
 
+@pytest.mark.slow("measures speed and memory")
 def test_a_real_probe_finishes(monkeypatch):
     monkeypatch.setattr(machine, "THREADS", 1)
     found = measure()

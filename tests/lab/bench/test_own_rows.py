@@ -67,6 +67,7 @@ def test_completions_end_at_those_tokens_or_at_the_limit():
     assert [len(lengths) for lengths in side.drawn] == [4, 4]
 
 
+@pytest.mark.slow("draws many completions")
 def test_many_completions_have_the_mean_they_should():
     side = Ours(replace(SMALLEST, siblings=64, completion=Ends(8, 32)), "cpu", Ticks())
     for _ in range(2):

@@ -171,6 +171,7 @@ class Noted:
         return replace(said, tokens=tokens, logprobs=logprobs, entropies=entropies, sampled=flags)
 
 
+@pytest.mark.slow("checks a whole setup")
 def test_it_samples_through_the_runs_environment(model):
     assert faults(selfcheck(replace(CONFIG, environment=Noted(says_so=True)), model, TOKENIZER)) == []
     # A tool's token that passes for a sampled one is none that the sampler returned.
