@@ -15,9 +15,9 @@ from proximo.models.adapters.lora import Lora
 from proximo.models.reward_models import load_reward_model
 from proximo.supervised.dpo import DpoConfig, dpo_overview
 from proximo.supervised.fitting import FitOptions
-from proximo.supervised.overview import in_bytes, in_units
 from proximo.supervised.reward_model import RewardModelConfig, reward_model_overview
 from proximo.supervised.sft import SftConfig, sft_overview
+from proximo.system.amounts import in_bytes, in_units
 
 FIT = FitOptions(batch=4, epochs=2.0, warmup_steps=1)
 

@@ -20,7 +20,7 @@ from proximo.models.model_types import PreTrainedTokenizerBase
 from proximo.recipes.defaults import Default
 from proximo.rl.config import RunConfig
 from proximo.rl.preflight.calibration import Calibration, Probe
-from proximo.rl.preflight.estimate import MemoryEstimate, batch_lines, memory, size_of
+from proximo.rl.preflight.estimate import MemoryEstimate, batch_lines, memory
 from proximo.rl.preflight.preflight import Preflight
 from proximo.rl.preflight.prompts import PromptLengths, RenderedPrompt, prompt_lengths, rendered_prompt
 from proximo.rl.progress import prompt_text
@@ -28,6 +28,7 @@ from proximo.rl.step_numbers import PREFIX, StepNumbers
 from proximo.runs.banner import BannerLine, banner, folder_lines
 from proximo.runs.files import BASE
 from proximo.runs.pace import duration
+from proximo.system.amounts import in_units
 from proximo.system.safe_text import counted, quoted
 from proximo.tasks import TaskOptions
 
@@ -122,7 +123,7 @@ def evaluation_lines(
 
 
 def _model(model: Candidate, rehearsal: EvalRehearsal, config: EvalConfig) -> str:
-    return f"{model.label}: {size_of(rehearsal.parameters)} parameters; {_precision(config)}"
+    return f"{model.label}: {in_units(rehearsal.parameters)} parameters; {_precision(config)}"
 
 
 def _sampling(config: EvalConfig) -> str:

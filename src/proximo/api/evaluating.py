@@ -19,7 +19,7 @@ from proximo.config.aliases import renewed
 from proximo.config.trust.permission import OfRun
 from proximo.config.unions import classes, missing_members
 from proximo.data.formats import FORMATS
-from proximo.data.given import paths_of
+from proximo.data.given import KEPT, paths_of
 from proximo.environments.kinds import EnvironmentOptions, SingleTurn, played
 from proximo.insight.folder import RunFolder
 from proximo.models import Precision, load_tokenizer, pick_device
@@ -49,8 +49,6 @@ from proximo.tasks.sources.recognising import Chosen
 
 ALL_PROBLEMS = 1_000_000
 """Number of problems that means all of a file."""
-KEPT = Path("runs") / "data"
-"""Folder for rows that were given in Python."""
 SHORT_PATH = 40
 """Characters of a path that is shown whole."""
 NEEDED = ("task", "rewards", "sampling", "evaluation", "device", "dtype", "environment", "seed")

@@ -14,7 +14,7 @@ from proximo.api.threads import as_found, on_ranks
 from proximo.api.validate import refuse_kind, refuse_values
 from proximo.config import toml
 from proximo.data import DataFile
-from proximo.data.given import paths_of
+from proximo.data.given import KEPT, paths_of
 from proximo.runs.notifying import notified
 from proximo.runs.session import RunSession
 from proximo.runs.tracking.processes import tracked
@@ -30,8 +30,6 @@ from proximo.supervised.sft import SftConfig
 from proximo.supervised.snapshots import POINTS
 from proximo.supervised.stage_model import HoldsStages
 
-KEPT = Path("runs") / "data"
-"""Folder for rows that were given in Python."""
 Config = TypeVar("Config", DpoConfig, RewardModelConfig, SftConfig)
 Given = ParamSpec("Given")
 StageFunction = Callable[[Config, Path, Say, RunSession, HoldsStages | None], Fitted]

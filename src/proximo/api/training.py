@@ -19,7 +19,7 @@ from proximo.api.threads import as_found, on_processes, on_ranks
 from proximo.api.validate import refuse_kind, refuse_values
 from proximo.config import toml
 from proximo.config.vocabulary import field_of
-from proximo.data.given import paths_of
+from proximo.data.given import KEPT, paths_of
 from proximo.environments.given import Tool, given_environment
 from proximo.environments.kinds import EnvironmentOptions
 from proximo.models import load_tokenizer
@@ -51,8 +51,6 @@ from proximo.tasks.sources.mixture import with_reward
 from proximo.tasks.sources.opening import open_data
 from proximo.tasks.sources.recognising import Chosen
 
-KEPT = Path("runs") / "data"
-"""Folder for rows that were given in Python."""
 CONFIG = "a RunConfig, such as replace(proximo.presets.ARITHMETIC, steps=20)"
 """Description of a config, for errors."""
 Model = RunConfig | str | Path

@@ -107,6 +107,12 @@ def place_of(thing: Any) -> str | None:
     return f"{Path(file).resolve()}:{name}"
 
 
+def callable_elsewhere(function: Any) -> str | None:
+    """Name by which another process calls a function; None where it has none, or stands in the script that runs, which
+    would be executed again."""
+    return None if getattr(function, "__module__", None) == "__main__" else place_of(function)
+
+
 def _is_importable(root: str, file: str) -> bool:
     """Tell whether another process finds a module by its name: one in a package, or a single file where Python always
     looks. A file that stands next to a script is found by that script alone."""

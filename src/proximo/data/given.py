@@ -10,6 +10,8 @@ from typing import Any
 
 import pyarrow as pa
 
+KEPT = Path("runs") / "data"
+"""Folder for rows that were given in Python."""
 MARK = "\ufeff"
 """Character before the first column of a CSV file that was read without `encoding="utf-8-sig"`; nobody sees it."""
 

@@ -1,6 +1,5 @@
 """Completions of one prompt in order of preference."""
 
-import json
 import math
 import re
 from collections.abc import Sequence
@@ -10,6 +9,7 @@ from typing import Any
 from proximo.data.messages import read_messages
 from proximo.data.rows import Mistakes, Prompt, Row, read_completion, read_prompt, read_rows, shortened
 from proximo.data.splits import prompt_key
+from proximo.system.opening import json_value
 from proximo.types import Message
 
 
@@ -83,8 +83,8 @@ def as_list(value: Any) -> Any:
     if not isinstance(value, str) or not value.lstrip().startswith("[") or len(value) > MAX_CELL:
         return value
     try:
-        return json.loads(value)
-    except (ValueError, RecursionError):
+        return json_value(value)
+    except ValueError:
         return value
 
 

@@ -17,7 +17,7 @@ from proximo.models.values import OwnModel
 from proximo.rewards.grading import grading
 from proximo.rl.config import RunConfig, TrainingOptions, ValueOptions, steps_of
 from proximo.rl.preflight.calibration import probed
-from proximo.rl.preflight.estimate import size_of
+from proximo.system.amounts import in_units
 from proximo.tasks import Task
 from proximo.types import Problem
 
@@ -212,7 +212,7 @@ def _max_tokens(traits: RunTraits) -> Default:
 def learning_rate(parameters: float, *, has_adapter: bool, is_new: bool = False) -> Default:
     """The policy's learning rate for a model of that size."""
     weights = "new weights, which nothing has trained yet" if is_new else "pretrained weights"
-    why = f"for {weights}, {size_of(parameters)} of them; {_READINGS}"
+    why = f"for {weights}, {in_units(parameters)} of them; {_READINGS}"
     rate = _whole_rate(parameters, is_new)
     if has_adapter:
         rate, why = rate * LORA, f"{why}; ten times that of the whole model, as a LoRA adapter is trained"

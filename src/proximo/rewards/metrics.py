@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from proximo.config.plugins import place_of
+from proximo.config.plugins import callable_elsewhere
 from proximo.config.unions import classes
 from proximo.processes.failures import Failure, GraderFailed, plain
 from proximo.processes.pool import Waiting
@@ -140,10 +140,8 @@ def metric_of(given: Given) -> Metric:
         return PythonMetric(given)
     if not callable(given):
         return given
-    path = place_of(given)
-    if path is not None and getattr(given, "__module__", None) != "__main__":  # a script is not executed again
-        return PythonMetric(path)
-    return GivenMetric.of(given)
+    path = callable_elsewhere(given)
+    return GivenMetric.of(given) if path is None else PythonMetric(path)
 
 
 def with_metrics(given: Given | Sequence[Given], held: Sequence[Metric] | None) -> tuple[Metric, ...]:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from proximo.config.plugins import load_function, place_of
+from proximo.config.plugins import callable_elsewhere, load_function
 from proximo.config.unions import check_kinds, classes
 from proximo.config.vocabulary import field_of
 
@@ -206,8 +206,7 @@ def schedule_of(given: Changing, steps: int) -> Schedule:
         return Constant(given)
     if not callable(given):
         return given
-    path = place_of(given)
-    if path is not None and getattr(given, "__module__", None) != "__main__":  # a script is not executed again
+    if (path := callable_elsewhere(given)) is not None:
         return PythonSchedule(path)
     return _tabulated(_called(getattr(given, "__name__", "the schedule"), given, steps))
 

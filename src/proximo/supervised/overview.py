@@ -25,11 +25,11 @@ from proximo.runs.files import BASE
 from proximo.supervised.encoding import Encoded, Prepared
 from proximo.supervised.schedule import FREEZE, LOWER, Schedule
 from proximo.supervised.stage_model import StageOptions
+from proximo.system.amounts import in_bytes, in_units
 from proximo.system.safe_text import counted, visible
 
 SHOWN = 600
 """Characters of an example's prompt, and of each of its completions, that are shown to a person."""
-UNITS = ((1e9, "B"), (1e6, "M"), (1e3, "k"))
 
 
 @dataclass(frozen=True)
@@ -242,17 +242,6 @@ def check_files(path: str) -> None:
     """Check the headers of local weight files; those of the hub are checked when they are loaded."""
     if Path(path).is_dir():
         inspect(Path(path), weights=True)
-
-
-def in_units(number: float) -> str:
-    """Example: in_units(1_540_000_000) == "1.54 B"."""
-    unit, letter = next(((unit, letter) for unit, letter in UNITS if number >= unit), (1, ""))
-    return f"{number / unit:.3g} {letter}".rstrip()
-
-
-def in_bytes(number: float) -> str:
-    """Example: in_bytes(12_808_192) == "12.8 MB"."""
-    return f"{number / 1e9:.3g} GB" if number >= 1e9 else f"{number / 1e6:.3g} MB"
 
 
 def _at(values: Sequence[int], share: float) -> int:

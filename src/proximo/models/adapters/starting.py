@@ -10,6 +10,7 @@ from proximo.models.devices import Precision, pick_dtype
 from proximo.models.loading import base_of, has_score, load_model, load_tokenizer, read_config, skeleton
 from proximo.models.progress_bars import bars_for_terminals
 from proximo.models.reward_models import load_reward_model
+from proximo.system.amounts import in_bytes
 from proximo.system.folders import write_folder
 from proximo.system.opening import check_utf8, names
 
@@ -63,5 +64,5 @@ def merging(path: str, lora: Lora | None, folder: str, dtype: torch.dtype) -> st
     if lora is None:
         return f"{path} is an adapter: it is merged into its base model, and all weights are trained"
     size = sum(each.numel() for each in skeleton(path).parameters()) * dtype.itemsize
-    written = f"written to {folder} ({f'{size / 1e9:.3g} GB' if size >= 1e9 else f'{size / 1e6:.3g} MB'})"
+    written = f"written to {folder} ({in_bytes(size)})"
     return f"{path} is an adapter: merged into its base model it is the base of the new one, {written}"

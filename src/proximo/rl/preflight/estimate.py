@@ -28,6 +28,7 @@ from proximo.models.shipped import resolve
 from proximo.models.values import OwnLayers, OwnModel
 from proximo.rl.config import RunConfig
 from proximo.runs.banner import BannerLine
+from proximo.system.amounts import in_units
 from proximo.system.safe_text import counted
 
 
@@ -161,7 +162,7 @@ def memory(config: RunConfig) -> MemoryEstimate:
     bytes_held = sum(model.bytes(dtype, moments) for model in held)
     activations = _activations(config, device, dtype, bytes_held)
     there = free_bytes(device) if device.type == "cuda" else machine_bytes()
-    parts = [f"{model.role} ({size_of(model.parameters)}, {_standing(model, config)})" for model in held]
+    parts = [f"{model.role} ({in_units(model.parameters)}, {_standing(model, config)})" for model in held]
     masters = ", float32 masters" if dtype in HALVES else ""
     lines = [
         ", ".join(parts),
@@ -169,14 +170,6 @@ def memory(config: RunConfig) -> MemoryEstimate:
         f"gradients, two moments{_form(moments)}{masters}), {activations}",
     ]
     return MemoryEstimate(held, bytes_held, there, lines)
-
-
-def size_of(parameters: float) -> str:
-    """Example: 1.54 B, 135 M, 22 k."""
-    for unit, letter in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
-        if parameters >= unit:
-            return f"{parameters / unit:.3g} {letter}"
-    return f"{parameters:.0f}"
 
 
 def _form(moments: Moments) -> str:
