@@ -181,6 +181,10 @@ class Foreign:
     """The word or dotted field; empty: nothing has to be given."""
     remark: str = ""
 
+    def told(self, ours: str) -> str:
+        """The answer in words; `ours` is how to give it here."""
+        return f"here it is {ours}{self.remark and ', ' + self.remark}" if ours else self.remark
+
 
 _FOREIGN = (
     ("model", "model_name_or_path model_id model_name pretrain base_model actor_model_name_or_path", ""),
