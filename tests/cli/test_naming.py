@@ -8,6 +8,8 @@ import pytest
 from proximo.api.evaluating import EvalConfig
 from proximo.cli import main
 from proximo.cli.help_pages import page, unknown_flag
+from proximo.cli.mistakes import PRESETS as PRESET_NAMES
+from proximo.cli.mistakes import mistake
 from proximo.cli.naming import DEMO, first_line
 from proximo.cli.pieces import flags_of
 from proximo.data import DataFile
@@ -24,6 +26,20 @@ CONFIGS = {
     "dpo": DpoConfig(DataFile("x")),
     "reward-model": RewardModelConfig(DataFile("x")),
 }
+
+
+def test_a_first_argument_that_is_no_preset_is_answered_before_torch_with_what_it_is(tmp_path):
+    assert list(PRESET_NAMES) == [preset.name for preset in PRESETS]
+    assert all(mistake("train", [name]) is None for name in (*PRESET_NAMES, "run.toml", "--steps"))
+    model, run = tmp_path / "model", tmp_path / "run"
+    for folder, file in ((model, "config.json"), (run, "run.json")):
+        folder.mkdir()
+        (folder / file).write_text("{}")
+    assert f"--model {model} --data DATA" in (mistake("train", [str(model)]) or "")
+    assert f"proximo resume {run} " in (mistake("train", [str(run)]) or "")
+    assert "--model Qwen/Qwen3-4B" in (mistake("plan", ["Qwen/Qwen3-4B"]) or "")
+    assert "--algorithm dapo" in (mistake("train", ["DAPO"]) or "")
+    assert "the nearest is 'arithmetic'" in (mistake("selfcheck", ["aritmetic"]) or "")
 
 
 @pytest.mark.parametrize("command", CONFIGS)

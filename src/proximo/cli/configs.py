@@ -34,7 +34,7 @@ from proximo.cli.data import (
     take_task,
 )
 from proximo.cli.flags import changed, read_flags
-from proximo.cli.mistakes import half
+from proximo.cli.mistakes import half, no_such_preset
 from proximo.cli.naming import DEMO, named
 from proximo.cli.pieces import said_later, with_pieces
 from proximo.config import toml
@@ -231,12 +231,7 @@ def preset_or_file(name: str, flags: Sequence[str] = ()) -> RunConfig:
         return config
     chosen = preset(name)
     if chosen is None:
-        names = [preset.name for preset in PRESETS]
-        if explain.card(name) is not None:
-            refuse(f"{name} is an algorithm, no preset: --algorithm {name}")
-        refuse(
-            f"no preset is called {name!r}{nearest(name, names)}; there are {', '.join(names)}, or give a .toml file"
-        )
+        refuse(no_such_preset(name, [preset.name for preset in PRESETS]))
     if isinstance(chosen, PipelineConfig):
         refuse(f"{name} is a chain of runs, not one: proximo train {name}, without an algorithm")
     return chosen

@@ -17,6 +17,13 @@ ALGORITHMS = (
     *("online-dpo", "gspo-product", "sapo-sequence"),
 )
 """Names of algorithms, as `proximo explain` has them."""
+PRESETS = (
+    *("arithmetic", "ppo-arithmetic", "vapo-arithmetic", "smollm-arithmetic", "guessing", "calculator", "words"),
+    *("python", "length", "chain", "chain-process", "moe-echo", "copy", "open-ended", "pipeline-demo"),
+)
+"""Names of presets, as recipes/presets.py has them."""
+OF_PRESETS = ("train", "init", "selfcheck", "iterate", "plan")
+"""Commands whose first argument is a preset or a .toml file."""
 OF_OTHERS = (".yaml", ".yml", ".py")
 """Files that configure or are a run elsewhere."""
 DATA = (".jsonl", ".json", ".parquet", ".csv", ".tsv", ".arrow")
@@ -51,6 +58,13 @@ def _mistakes(command: str, arguments: Sequence[str]) -> Iterator[str]:
         yield _of_others(command, first)
     if kind_of(command) == "train" and first.lower().endswith(DATA):
         yield f"{first} is data, and {command} takes it by a flag: proximo {command} --model MODEL --data {first}"
+    if (
+        command in OF_PRESETS
+        and first
+        and not first.lower().endswith((*OF_OTHERS, *DATA, ".toml"))
+        and first not in PRESETS
+    ):
+        yield no_such_preset(first, PRESETS)
     yield from _overrides(command, arguments)
     yield from _halves(command, first, arguments)
     for data in _data(command, first, arguments):
@@ -59,6 +73,17 @@ def _mistakes(command: str, arguments: Sequence[str]) -> Iterator[str]:
     models = [first] * (command in WITH_MODELS) + [take(_copy(arguments, "--model"), "--model") or ""]
     for model in models:
         yield from _no_such_model(model)
+
+
+def no_such_preset(name: str, presets: Sequence[str]) -> str:
+    """Complaint about a name that is none of the presets."""
+    if name.lower() in ALGORITHMS:
+        return f"{name} is an algorithm, no preset: --algorithm {name.lower()}"
+    if os.path.isfile(os.path.join(name, "run.json")):
+        return f"{name} is a run's folder: proximo resume {name} goes on with it, --model {name} trains its model anew"
+    if "/" in name or os.path.isdir(name):
+        return f"{name} is no preset; a model is given by a flag: --model {name} --data DATA"
+    return f"no preset is called {name!r}{nearest(name, presets)}; there are {', '.join(presets)}, or give a .toml file"
 
 
 def _of_others(command: str, name: str) -> str:
