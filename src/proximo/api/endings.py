@@ -2,6 +2,7 @@
 
 import shlex
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from proximo.insight.doctor.checkup import summary
@@ -10,6 +11,7 @@ from proximo.rl.result import RunResult
 from proximo.runs.banner import BannerLine, banner
 from proximo.runs.checkpoints import step_of
 from proximo.runs.records import Answered
+from proximo.runs.step_profile import profile_lines, read_profile
 from proximo.supervised.fitting import Fitted
 from proximo.supervised.stage_model import StageOptions
 from proximo.system.safe_text import counted, quoted, visible
@@ -53,7 +55,7 @@ AGAIN = ("proximo doctor {run}", "proximo view {run}    curves in the browser")
 
 def run_ending(path: Path, outcome: RunResult) -> list[str]:
     """Lines on what came of a run of `train`: evaluations, a few answers, its findings, and what can follow."""
-    lines = [*_evaluations(outcome), *_answers(outcome), *map(visible, summary(path))]
+    lines = [*_evaluations(outcome), *_answers(outcome), *map(visible, summary(path)), *_profile(path)]
     if outcome.ended:
         lines.append(visible(outcome.ended))
     if outcome.last is not None:
@@ -62,6 +64,14 @@ def run_ending(path: Path, outcome: RunResult) -> list[str]:
     if outcome.better is not None:
         lines.append(f"better than the last: {outcome.better}")
     return [*lines, "", *banner(_next(path, outcome), UNWRAPPED)]
+
+
+def _profile(path: Path) -> list[str]:
+    """The table of a profile, if steps were measured."""
+    with suppress(OSError, ValueError):
+        profile = read_profile(path)
+        return [] if profile is None else ["", *profile_lines(profile)]
+    return []
 
 
 def _evaluations(outcome: RunResult) -> list[str]:

@@ -373,9 +373,11 @@ def trained(
     opening: Opening | None = None,
     track: Sequence[str] = (),
     webhook: Webhook | None = None,
+    profile: int = 0,
 ) -> RunResult:
     """The rest of a run whose folder is taken; of a finished one its result. `more`: one that was ended before its
-    last step does the others. `opening`: what is known of a new run, for its banner; None: no banner."""
+    last step does the others. `opening`: what is known of a new run, for its banner; None: no banner.
+    `profile`: steps whose time is measured."""
     has_steps_left = session.resume_from is not None and step_of(session.resume_from) < config.steps
     if session.result is not None and not (more and has_steps_left):
         return _kept(config, session, say)
@@ -387,7 +389,7 @@ def trained(
             with name_user_code(config), on_ranks(config) as ranks:
                 checked = preflight(config)
                 tells = _banner(config, checked, opening if session.resume_from is None else None, say)
-                run = Run(config, session.folder, progress, ranks, checked=checked, calibrated=tells)
+                run = Run(config, session.folder, progress, ranks, checked=checked, profile=profile, calibrated=tells)
                 for line in run.grading.called():
                     say(line)
                 if compiles(run.model):

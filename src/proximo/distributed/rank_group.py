@@ -6,6 +6,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from proximo.distributed.mesh import Mesh
+from proximo.system.phases import phase
 from proximo.system.timeline import Interval, Lanes
 
 END = "end"
@@ -80,4 +81,6 @@ class Crew:
         job, arguments = order
         start = time.perf_counter()
         result = self._jobs[job](*arguments)
-        return self.mesh.gather((time.perf_counter() - start, result))
+        seconds = time.perf_counter() - start
+        with phase("waiting for ranks"):
+            return self.mesh.gather((seconds, result))

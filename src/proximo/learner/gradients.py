@@ -21,6 +21,7 @@ from proximo.losses.pieces.protocols import SelectionTraits
 from proximo.losses.pieces.weights import TokenMean
 from proximo.losses.records import LossInputs
 from proximo.models import Scores
+from proximo.system.phases import phase
 from proximo.types.batches import Batch, Stats, to_device
 from proximo.types.tensor_types import Bool, Float, Int
 
@@ -80,16 +81,18 @@ class Gradients:
     def of_update(self, passes: Passes, batch: Batch, own_rows: Bool[Tensor, " B"]) -> GradientPass:
         """Gradient of all terms of the loss; it is left with the parameters. `own_rows`: rows whose ratios are measured
         against their log-probs in this very pass."""
-        (plan, before), weights = self.plan(passes, batch), TokenMean()(batch.mask, batch.group)
-        balance = self._balance and self._balance.counted(passes, self._policy, batch)
-        self._policy.zero_grad()
-        trained = self.rows_with_gradient(batch)
-        update = UpdateRows(batch, weights, plan, own_rows, balance, self._algorithm)
+        with phase("plan"):
+            (plan, before), weights = self.plan(passes, batch), TokenMean()(batch.mask, batch.group)
+            balance = self._balance and self._balance.counted(passes, self._policy, batch)
+            self._policy.zero_grad()
+            trained = self.rows_with_gradient(batch)
+            update = UpdateRows(batch, weights, plan, own_rows, balance, self._algorithm)
         result = joined_passes(self._policy.map_rows("update", self.of_rows, passes, update.rows(trained)))
         if not result.parts:  # all rows dead: the gradient is 0, which is not no gradient to an optimizer
             self._policy.zero_missing_gradients()
         if self.mixed_in is not None:
-            result = replace(result, stats=result.stats + self.mixed_in(self._policy.version))
+            with phase("mixed-in examples"):
+                result = replace(result, stats=result.stats + self.mixed_in(self._policy.version))
         logprobs = [(trained[index], each) for index, each in result.parts]
         entropies = [(trained[index], each) for index, each in result.entropies]
         at_fault = partial(self._piece_at_fault, update, logprobs, entropies)
@@ -105,16 +108,19 @@ class Gradients:
             assert part.plan is not None
             assert part.own_rows is not None
             with ExitStack() as until:
-                scores, values = self._policy.scores(passes, part.batch, value, until=until)
-                rows, weights = part.batch.to(device), to_device(part.weights, device)
-                old = old_logprobs(rows, to_device(part.own_rows, device), scores.logprobs.detach())
-                terms = [self.loss(rows, scores, old, part.plan.to(device))]
-                if self._critic is not None:
-                    assert values is not None
-                    terms.append(self._critic.term(values, rows, weights))
-                if balance is not None:
-                    terms.append(balance.term(scores, rows, weights))
-                torch.stack([loss for loss, _ in terms]).sum().backward()
+                with phase("forward"):
+                    scores, values = self._policy.scores(passes, part.batch, value, until=until)
+                with phase("loss"):
+                    rows, weights = part.batch.to(device), to_device(part.weights, device)
+                    old = old_logprobs(rows, to_device(part.own_rows, device), scores.logprobs.detach())
+                    terms = [self.loss(rows, scores, old, part.plan.to(device))]
+                    if self._critic is not None:
+                        assert values is not None
+                        terms.append(self._critic.term(values, rows, weights))
+                    if balance is not None:
+                        terms.append(balance.term(scores, rows, weights))
+                with phase("backward"):
+                    torch.stack([loss for loss, _ in terms]).sum().backward()
             stats = sum((seen for _, seen in terms), stats) + agreement_stats(scores.agreement)
             agreements.append(scores.agreement)
             first_logprobs.append((index, scores.logprobs.detach()))
@@ -146,9 +152,11 @@ class Gradients:
         critic, stats, device = self._critic.unclipped(), Stats(), self._policy.model.device
         for index in passes.parts(update.batch):
             part = update.rows(index)
-            values = self._policy.values(passes, critic.model, part.batch)
-            loss, part_stats = critic.term(values, part.batch.to(device), to_device(part.weights, device))
-            loss.backward()
+            with phase("forward"):
+                values = self._policy.values(passes, critic.model, part.batch)
+                loss, part_stats = critic.term(values, part.batch.to(device), to_device(part.weights, device))
+            with phase("backward"):
+                loss.backward()
             stats = stats + part_stats
         return GradientPass(stats)
 
@@ -175,7 +183,8 @@ class Gradients:
         rows = rows_of(self._algorithm, LossInputs.of(batch, logprobs=batch.old_logprobs, entropy=blank))
         select, before = self._algorithm.select, None
         if select is not None and select.step_wide:
-            before = self._policy.without_gradient(passes, batch)
+            with phase("scoring to choose tokens"):
+                before = self._policy.without_gradient(passes, batch)
             rows = replace(rows, logprobs=before.logprobs, entropy=before.entropy)
         generator = torch.Generator().manual_seed(self._seed + self._policy.version)
         return plan_step(self._algorithm, rows, generator), before

@@ -26,6 +26,7 @@ from proximo.losses.pieces.extras import needing
 from proximo.losses.pieces.protocols import AnchorTraits, ShapeTraits
 from proximo.models.model_types import PreTrainedModel
 from proximo.models.values import HeadOnOwnModel, ValueModel
+from proximo.system.phases import phase
 from proximo.types.batches import Batch
 from proximo.types.tensor_types import Bool, Float, Int
 
@@ -122,14 +123,17 @@ class Learner:
         self.plan_memory(batch)
         rows = batch.rows(index)
         if self.needs_old_pass():
-            old = self.old_scores(rows)
+            with phase("old log-probs"):
+                old = self.old_scores(rows)
             gap = self.measure_gap(rows, old.logprobs)
             known = torch.where(self.is_stale(rows).unsqueeze(1), rows.rollout_logprobs, old.logprobs)
             batch = replace(batch, old_logprobs=batch.old_logprobs.index_copy(0, index, known), values=old.values)
             batch = with_routes(batch, index, old.routes)
         if self.policy.has_reference:
             reference = torch.zeros_like(batch.old_logprobs)
-            batch = replace(batch, ref_logprobs=reference.index_copy(0, index, self.reference_logprobs(rows)))
+            with phase("reference log-probs"):
+                known = self.reference_logprobs(rows)
+            batch = replace(batch, ref_logprobs=reference.index_copy(0, index, known))
         return batch, gap
 
     def plan_memory(self, batch: Batch) -> None:
@@ -253,8 +257,11 @@ class Learner:
         )
         if fresh:
             check_agreement(result.agreements)
-        gap = self._first_gap(batch, result) if fresh and result.parts else None  # first: it may stop the run
-        update = replace(self.guard.apply(batch, result, is_silent=is_silent), version=self.version, first_gap=gap)
+        with phase("the sampler's gap"):
+            gap = self._first_gap(batch, result) if fresh and result.parts else None  # first: it may stop the run
+        with phase("optimizer"):
+            update = self.guard.apply(batch, result, is_silent=is_silent)
+        update = replace(update, version=self.version, first_gap=gap)
         self.policy.version += update.skipped is None
         old = old_logprobs(batch, self.own_rows(batch), update.logprobs)  # not known of a dead row that was not run
         return replace(update, old_logprobs=torch.where(old.isnan(), batch.old_logprobs, old))
@@ -266,7 +273,8 @@ class Learner:
         self.passes, result = self.guard.retry_on_oom(
             self.passes, batch, lambda passes: self.gradients.of_values(passes, batch)
         )
-        return self.guard.apply(batch, result)
+        with phase("optimizer"):
+            return self.guard.apply(batch, result)
 
     def set_numbers(
         self,

@@ -22,6 +22,7 @@ from torch.nn.functional import pad
 from torch.optim.adamw import adamw
 
 from proximo.learner.options import BLOCK, LEAST_QUANTIZED, Moments
+from proximo.system.phases import phase
 
 HALVES = (torch.bfloat16, torch.float16)
 POLICY, VALUE = 0, 1
@@ -116,10 +117,12 @@ class Optimizer:
 
         Where such norms are not accepted, nothing is changed, gradients included.
         """
-        norms = self.norms()
-        values = [float(norm) for norm in norms]
+        with phase("gradient norm"):
+            norms = self.norms()
+            values = [float(norm) for norm in norms]
         if accepts(values):
-            self.step_clipped(max_norm, norms)
+            with phase("weights"):
+                self.step_clipped(max_norm, norms)
         return values
 
     def norms(self) -> list[Tensor]:

@@ -16,6 +16,7 @@ from proximo.models.packing.attention import attention, hidden_states, registere
 from proximo.models.packing.layout import Packed, Padded, pack, pad
 from proximo.models.packing.support import supports_packing, warn_of_fallback
 from proximo.models.routing import Agreement, Recorder, Replay, Routes, recording, replaying, routes_of
+from proximo.system.phases import phase
 from proximo.types.batches import to_device
 from proximo.types.tensor_types import Bool, Float, Int
 
@@ -84,30 +85,30 @@ def score(
     In a mixture of experts, tokens go where `routes` says, and `record` says where they went. A replay ends with
     this call, or with `until`: layers that are checkpointed run once more in the backward pass.
     """
-    tokens, lengths, group = _checked(prompts, tokens, lengths, group)
-    check_rows(model, prompts, lengths, group)
-    where = _where(tokens, lengths)
-    targets = to_device(tokens[where], model.device)
-    laid = _laid_out(model, prompts, tokens, lengths, group, layout).to(model.device)
-    places = laid.places
+    with phase("packing"):
+        tokens, lengths, group = _checked(prompts, tokens, lengths, group)
+        check_rows(model, prompts, lengths, group)
+        where = _where(tokens, lengths)
+        targets = to_device(tokens[where], model.device)
+        laid = _laid_out(model, prompts, tokens, lengths, group, layout).to(model.device)
+        places = laid.places
     with ExitStack() as stack:
         replay, recorder = _experts(model, laid, routes, record or router_logits, router_logits, stack, until)
         if supports_packing(model):
-            states = _states(model, laid, where)
-            logprobs, entropy = token_logprobs(
-                states.flat,
-                model.get_submodule("lm_head").get_parameter("weight"),
-                targets,
-                temperature=temperature,
-                byte_budget=byte_budget,
-                entropy_gradient=entropy_gradient,
-                compiled=compiles(model),
-            )
+            with phase("layers"):
+                states = _states(model, laid, where)
+            options: dict[str, Any] = {"byte_budget": byte_budget, "entropy_gradient": entropy_gradient}
+            head = model.get_submodule("lm_head").get_parameter("weight")
+            with phase("head"):
+                logprobs, entropy = token_logprobs(
+                    states.flat, head, targets, temperature=temperature, compiled=compiles(model), **options
+                )
         else:
             if layout == "packed":
                 warn_of_fallback(type(model).__name__)
             assert isinstance(laid, Padded)
-            flat, logprobs, entropy = _own_logits(model, laid, targets, temperature)
+            with phase("layers"):
+                flat, logprobs, entropy = _own_logits(model, laid, targets, temperature)
             entropy = entropy if entropy_gradient else entropy.detach()
             states = _placed(flat, where, laid)
     return Scores(

@@ -25,6 +25,7 @@ from proximo.losses.pieces.protocols import AdvantageTraits
 from proximo.losses.records import Credit, Feedback
 from proximo.models.model_types import PreTrainedModel
 from proximo.runs.records import Assembled
+from proximo.system.phases import phase
 from proximo.types import Completion, Group, Rollout
 from proximo.types.batches import Batch
 from proximo.types.tensor_types import Bool, Float, Int
@@ -48,7 +49,8 @@ def assemble(
     the task score, which turns may have earned, in the reward. `spell`: the text of each token, to find the ends of
     graded steps."""
     algorithm, kl_reward = learner.algorithm, learner.kl_reward
-    everyone = to_batch([*groups, *dropped], spell)
+    with phase("rows to tensors"):
+        everyone = to_batch([*groups, *dropped], spell)
     is_kept = everyone.group < len(groups)
     # Credit over all rows needs every row's values or divergences; otherwise only rows that train are scored.
     advantage = AdvantageTraits.read(algorithm.advantage)
@@ -56,7 +58,8 @@ def assemble(
     scored_rows = (is_kept | score_all).nonzero().squeeze(1)
     batch, gap = learner.prepare(everyone, scored_rows)
     if teacher is not None:
-        batch = with_teacher(batch, scored_rows, teacher, learner)
+        with phase("teacher's log-probs"):
+            batch = with_teacher(batch, scored_rows, teacher, learner)
 
     penalties = algorithm.length_penalties
     batch = replace(batch, rewards=shaped_rewards(batch, penalties, completion_limit, penalty_unit))

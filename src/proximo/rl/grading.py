@@ -15,6 +15,7 @@ from proximo.processes.failures import Failure, plain
 from proximo.rewards.grading import grading, note_failure
 from proximo.rewards.protocol import Waiting
 from proximo.samplers.sampler import Stream, gathered
+from proximo.system.phases import phase
 from proximo.tasks import Task
 from proximo.tasks.protocol import begin_grading
 from proximo.types import Completion, Problem, Rollout
@@ -50,7 +51,8 @@ def _graded_along(task: Task, problems: Sequence[Problem], stream: Stream, begin
         for number, completions in stream:
             grader.give(number, problems[number], completions)
         start = time.perf_counter()
-        rollouts = grader.finish()
+        with phase("waiting for grades"):
+            rollouts = grader.finish()
     seconds = time.perf_counter() - start
     return Graded([rollouts[number] for number in range(len(problems))], seconds)
 
@@ -60,9 +62,10 @@ def _graded_after(task: Task, problems: Sequence[Problem], stream: Stream, begin
     start = time.perf_counter()
     asked = [problem for problem, siblings in zip(problems, answers, strict=True) for _ in siblings]
     completions = [completion for siblings in answers for completion in siblings]
-    with begins():
-        waiting = _begun(task, asked, completions)
-    rollouts = iter(waiting())
+    with phase("waiting for grades"):
+        with begins():
+            waiting = _begun(task, asked, completions)
+        rollouts = iter(waiting())
     seconds = time.perf_counter() - start
     return Graded([tuple(islice(rollouts, len(siblings))) for siblings in answers], seconds)
 

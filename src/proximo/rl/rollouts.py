@@ -27,6 +27,7 @@ from proximo.rl.grading import graded
 from proximo.runs.checkpointer import OlderWeights
 from proximo.runs.records import Collected, DataCursor, Pending, num_tokens
 from proximo.samplers.sampler import SampledPolicy, Sampler, SamplingOptions, Stream, WeightHistory
+from proximo.system.phases import phase
 from proximo.tasks import Task
 from proximo.types import Group, Problem, Request
 
@@ -189,7 +190,8 @@ class Collector:
         """One group per problem, and the seconds spent waiting for grades."""
         # A prompt that is sampled again in a later round of the same step must not use the same random numbers.
         seed = self.seed + 1_000_003 * round_number
-        prompts, stream = self._asked(drawn, seed=seed, step=step, version=version)
+        with phase("prompts"):
+            prompts, stream = self._asked(drawn, seed=seed, step=step, version=version)
         done = graded(self.task, [problem for _, problem in drawn], stream)
         groups = [
             Group(problem, tokens, rollouts, ordinal=index)

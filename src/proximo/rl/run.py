@@ -4,6 +4,8 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+import torch
+
 from proximo.environments.kinds import played
 from proximo.models.adapters.quantized import count_parameters
 from proximo.models.adapters.starting import base_dtype, whole_base
@@ -20,6 +22,7 @@ from proximo.rl.mixed_reward import with_reward_models
 from proximo.rl.monitor import Monitor
 from proximo.rl.preflight.calibration import Calibration, calibration
 from proximo.rl.preflight.preflight import Preflight, judge_remarks, preflight
+from proximo.rl.profiling import Profiler
 from proximo.rl.progress import Progress
 from proximo.rl.rollouts import Collector, Rollouts
 from proximo.runs.checkpointer import StatefulParts
@@ -46,10 +49,12 @@ class Run:
         ranks: HoldsOnRanks | None = None,
         *,
         checked: Preflight | None = None,
+        profile: int = 0,
         calibrated: Callable[[Calibration], object] = lambda _: None,
     ) -> None:
         """`ranks`: where the run is one of several processes, what holds the policy on all of them. `checked`: what the
-        preflight checks gave, where they were made. `calibrated` is called before the policy's weights are loaded."""
+        preflight checks gave, where they were made. `calibrated` is called before the policy's weights are loaded.
+        `profile`: number of steps whose time is measured."""
         self.config, self.folder, self.progress = config, folder, progress
         checked = checked or preflight(config)
         self.numbers = checked.numbers
@@ -85,6 +90,7 @@ class Run:
             sampling_at=self.numbers.sampling,
         )
         self.timeline, self.stop = Timeline(), Stop()
+        self.profiler = Profiler(profile, torch.device(checked.device))
         self.rollouts: Rollouts = build_rollouts(config, built, self.collector, self.timeline.lanes)
         self.monitor = Monitor(config, RunLog(folder), progress, self.grading)
         if ranks is not None:
@@ -114,6 +120,7 @@ class Run:
         with ExitStack() as until:
             until.callback(self.grading.close)
             until.callback(self.samplers.close)
+            until.callback(lambda: self.profiler.close(self.log))
             until.enter_context(self.grading.active())
             until.enter_context(self.stop)
             until.callback(self.rollouts.close)

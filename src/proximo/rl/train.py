@@ -37,6 +37,7 @@ from proximo.runs.rollouts import rollout_table
 from proximo.runs.session import RunSession, open_session
 from proximo.runs.signals import Stopped
 from proximo.runs.state import RunState
+from proximo.system.phases import phase
 from proximo.tasks.sources.mixture import data_remarks
 from proximo.types.batches import Batch
 
@@ -60,6 +61,7 @@ def train(run: Run, session: RunSession | None = None, *, ends: Callable[[], boo
         state = _started(run, session, saves)
         try:
             while not is_last(config, state):
+                run.profiler.begin(state.step + 1)
                 state = _between_steps(run, saves, state)
                 if (reason := _reason_to_end(run, state)) is not None:
                     saves.save(state, last=True)
@@ -68,6 +70,7 @@ def train(run: Run, session: RunSession | None = None, *, ends: Callable[[], boo
                     break
                 collected = train_step(run, state.step, state.cursor)
                 state = saves.snapshot(state.after_step(collected))
+                run.profiler.end(run.log)
                 if ends():
                     saves.save(state, last=True)
                     break
@@ -101,8 +104,9 @@ def train_step(run: Run, index: int, cursor: DataCursor) -> Collected:
         assembled = _assembled(run, collected, clock)
     updates = _updated(run, assembled, index, clock)
     step = Step(index + 1, cursor, version, collected, assembled, updates, rate, measuring())
-    _report(run, step)
-    _write(run, step, clock)
+    with phase("records"):
+        _report(run, step)
+        _write(run, step, clock)
     if run.config.stop_on is None:  # else the run ends with its best checkpoint
         learner.guard.check()
     run.monitor.failures.check()

@@ -25,7 +25,9 @@ CHECKPOINTS, POINTS = "checkpoints", "resume"
 BASE = "base"
 """Folder with the whole model under a new adapter, where training started from an adapter."""
 LOCK, CONFIG, RECORD, REPORT = "lock", "config.toml", "run.json", "report.html"
-FILES = (LOCK, CONFIG, RECORD, REPORT, RESULT, TRACEBACK, *LOGS)
+PROFILE, TRACE = "profile.json", "trace.json.gz"
+"""Seconds of the parts of some steps, and a trace of one, where they were asked for; see step_profile.py."""
+FILES = (LOCK, CONFIG, RECORD, REPORT, RESULT, TRACEBACK, PROFILE, TRACE, *LOGS)
 FOLDERS = (CHECKPOINTS, POINTS, ROLLOUTS, EVIDENCE, VERDICTS, BASE)
 
 

@@ -24,9 +24,11 @@ from proximo.runs.files import (
     LOGS,
     METRICS,
     NUMBERS,
+    PROFILE,
     ROLLOUTS,
     TIMELINE,
     TIMINGS,
+    TRACE,
     TRACEBACK,
     stored_steps,
 )
@@ -97,6 +99,13 @@ class RunLog:
     def timeline(self, step: int, row: Row) -> None:
         with self._tolerating_failures():
             self._append(TIMELINE, {"step": step, **row})
+
+    def profile(self, table: Mapping[str, object], trace: bytes | None) -> None:
+        """Write the seconds of some steps' parts, and the trace of one where there is one."""
+        with self._tolerating_failures():
+            write_file(self.folder / PROFILE, (json.dumps(table, indent=1) + "\n").encode())
+            if trace is not None:
+                write_file(self.folder / TRACE, trace)
 
     def event(self, step: int, kind: str, message: str, **more: str | float) -> None:
         """Write an event. `more` has the other fields of a finding (rule, severity, remedy and show), or an event's

@@ -17,6 +17,7 @@ from proximo.models.sampled import evaluating
 from proximo.models.stop_tokens import end_tokens
 from proximo.samplers.partial import Listener, PartialCompletion, TokenWriter, partials_of
 from proximo.samplers.sampler import SampledPolicy, SamplingOptions, Stream, gathered
+from proximo.system.phases import phase
 from proximo.types import Completion, Request
 
 
@@ -101,11 +102,13 @@ class PlainSampler:
                 # Left to itself a model asks its cache how long it is, and a layer without keys answers 0.
                 positions = torch.arange(seen, seen + tokens.shape[1], device=tokens.device)
                 arguments["position_ids"] = positions.expand_as(tokens)
-            output = self._model(**arguments)
+            with phase("decoding"):
+                output = self._model(**arguments)
             past, seen = output.get(self._cache_name), seen + tokens.shape[1]
             if past is None:
                 raise ValueError(_without_cache(self._model))
-            writer.write([partials[row] for row in live], output.logits[live, -1])
+            with phase("draw and looks"):
+                writer.write([partials[row] for row in live], output.logits[live, -1])
             inputs = [partial.tokens[-1:] for partial in partials]
 
 

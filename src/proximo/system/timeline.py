@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from proximo.system.phases import phase
+
 MAX_INTERVALS = 10_000
 """Intervals that are kept until they are taken; the oldest are dropped."""
 
@@ -41,7 +43,8 @@ class Lanes:
 
     @contextmanager
     def during(self, lane: str, kind: str, **numbers: float) -> Iterator[None]:
-        """Record the time spent inside. `numbers` describe the interval; those of a later thread replace them."""
+        """Record the time spent inside, which is a phase of a profile, too. `numbers` describe the interval; those of a
+        later thread replace them."""
         key = lane, kind
         with self._lock:
             if not self._open.get(key):
@@ -49,7 +52,8 @@ class Lanes:
             self._open[key] = self._open.get(key, 0) + 1
             self._about.setdefault(key, {}).update(numbers)
         try:
-            yield
+            with phase(kind):
+                yield
         finally:
             with self._lock:
                 self._open[key] -= 1

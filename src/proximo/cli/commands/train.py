@@ -18,7 +18,7 @@ from proximo.algorithms import explain
 from proximo.api.banners import Opening, details, planned, run_lines
 from proximo.api.endings import run_ending
 from proximo.api.training import trained
-from proximo.cli.arguments import flag_names, refuse, refusing, say, take, take_switch
+from proximo.cli.arguments import flag_names, refuse, refusing, say, take, take_number, take_switch
 from proximo.cli.commands import pipelines
 from proximo.cli.configs import naming_flags, preset, run_config
 from proximo.cli.run_folders import (
@@ -59,6 +59,10 @@ from proximo.runs.webhook import Webhook
 from proximo.system.opening import without_links
 from proximo.system.safe_text import MAX_SHOWN, visible
 
+PROFILE = "--profile"
+"""The flag that asks for a profile of some steps."""
+MAX_PROFILED = 100
+
 TRAIN_FLAGS = f"""flags of the command itself:
   --run DIR             run folder; the same command with the same folder resumes the run
   --allow-change FIELD  on resume: permit this field to differ from the original run
@@ -68,6 +72,8 @@ TRAIN_FLAGS = f"""flags of the command itself:
   --notify URL          tell a webhook (Slack, Discord, ntfy) how the run ends; without it $PROXIMO_NOTIFY is read
   --ranks N             train on N processes that hold the model in shards; sets ranks.processes (--ranks.shard,
                         --ranks.cluster and others set the rest of [ranks])
+  --profile N           measure where the time of N steps goes, from this process's third on, and trace one more:
+                        profile.json and trace.json.gz in the run folder; `proximo doctor RUN` shows the table
   --dry-run             check the run and print its config, sizes and memory, without starting it
   --json                print the result as JSON on stdout, progress on stderr
 """
@@ -92,9 +98,12 @@ def run(arguments: list[str]) -> int:
     if isinstance(chain, PipelineConfig):
         if trackers:
             refuse("--track is for one run: send the runs of a pipeline with proximo track RUN --to NAME")
+        if PROFILE in named:
+            refuse(f"{PROFILE} is for one run, and {arguments[0]} is a chain of them: leave it out")
         if NOTIFY in named:
             refuse(f"{NOTIFY} is for one run, and {arguments[0]} is a chain of them: leave it out")
         return pipelines.run(arguments[0], chain, arguments[1:], folder=folder, as_json=as_json, dry_run=dry_run)
+    profile = take_profile(arguments)
     skip_bad, allowed = take_switch(arguments, "--skip-bad"), take_allowed(arguments)
     accept_lost = take_switch(arguments, ACCEPT_LOST)
     config, defaults = run_config(
@@ -125,8 +134,17 @@ def run(arguments: list[str]) -> int:
         accept_lost=accept_lost,
         trackers=trackers,
         webhook=webhook,
+        profile=profile,
         as_json=as_json,
     )
+
+
+def take_profile(arguments: list[str]) -> int:
+    """The number of steps that --profile gives, removed from the arguments; 0 without it."""
+    steps = take_number(arguments, PROFILE, int)
+    if steps is not None and not 0 < steps <= MAX_PROFILED:
+        refuse(f"{PROFILE} {steps}: give the number of steps to measure, 1 to {MAX_PROFILED}")
+    return steps or 0
 
 
 def train_in(
@@ -138,13 +156,15 @@ def train_in(
     accept_lost: bool = False,
     trackers: Sequence[str],
     webhook: Webhook | None,
+    profile: int = 0,
     as_json: bool,
 ) -> int:
     """Train in a run folder, new or begun, and print what came of it: the exit status. `allowed` are the fields that
     may have changed since it began; None if none may."""
     named = explain.named(config.algorithm)
     with taken(path, toml.dumps(config), allowed, algorithm=named, accept_lost=accept_lost) as session:
-        outcome = _train(config, session, opening, more="steps" in (allowed or ()), trackers=trackers, webhook=webhook)
+        more = "steps" in (allowed or ())
+        outcome = _train(config, session, opening, more=more, trackers=trackers, webhook=webhook, profile=profile)
     if outcome is None:
         for line in summary(path):
             say(line)
@@ -187,11 +207,22 @@ def _train(
     more: bool,
     trackers: Sequence[str],
     webhook: Webhook | None,
+    profile: int,
 ) -> RunResult | None:
     """Train; None if the run failed, which has then been reported."""
     progress: Progress = LiveView() if sys.stderr.isatty() else ProgressLines()
     try:
-        return trained(config, session, progress, say, more=more, opening=opening, track=trackers, webhook=webhook)
+        return trained(
+            config,
+            session,
+            progress,
+            say,
+            more=more,
+            opening=opening,
+            track=trackers,
+            webhook=webhook,
+            profile=profile,
+        )
     except (OSError, ValueError) as error:
         report_failure(session, error)
         return None

@@ -40,6 +40,7 @@ from proximo.rl.rollouts import Draws, DropRule, Result, Rollouts
 from proximo.runs.records import Active, Collected, DataCursor, Pending, num_tokens
 from proximo.samplers.in_progress import Begun, BegunRequests
 from proximo.samplers.sampler import SampledPolicy, Sampler, WeightHistory
+from proximo.system.phases import phase
 from proximo.types import Group, Problem
 
 LEAVING = 5.0
@@ -331,7 +332,8 @@ class InFlight(Rollouts):
     def _wait(self, seconds: float | None) -> None:
         """Wait until a group ends, or for some seconds."""
         try:
-            self._ends.get(timeout=seconds)
+            with phase("waiting for the sampler"):
+                self._ends.get(timeout=seconds)
         except Empty:
             return
 

@@ -43,6 +43,7 @@ from proximo.rl.rollouts import Collector, Result, Rollouts
 from proximo.runs.checkpointer import OlderWeights
 from proximo.runs.records import Collected, DataCursor, Pending
 from proximo.samplers.sampler import SampledPolicy, Sampler, Snapshot
+from proximo.system.phases import phase
 from proximo.system.timeline import Lanes
 from proximo.types import Group
 
@@ -316,7 +317,8 @@ class SamplingThread:
         """The result of a job; raises what the job raised."""
         self._set_waiting(True)
         try:
-            return future.result()
+            with phase("waiting for the sampler"):
+                return future.result()
         finally:
             self._set_waiting(False)
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Hashable
 from functools import cache, partial
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +14,7 @@ from proximo.samplers.embedded.fused import is_heard, is_plain
 from proximo.samplers.embedded.merged_projections import joined_layers, joined_states, run_joined
 from proximo.samplers.rng import draw
 
+Result = TypeVar("Result")
 SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 """Rows for which a step is captured; fewer run in the next larger one, whose last rows compute nothing of use."""
 
@@ -31,23 +33,28 @@ class CapturedSteps:
     def __init__(self) -> None:
         self._seen: set[Hashable] = set()
         self._graphs: dict[Hashable, torch.cuda.CUDAGraph] = {}
+        self._results: dict[Hashable, Any] = {}
+        """What each returns; its memory is written again by each replay."""
         self._pool = torch.cuda.graph_pool_handle()
 
-    def run(self, kind: Hashable, step: Callable[[], None]) -> None:
-        """Do the step. The first one of its kind runs as it is, which compiles and chooses its kernels."""
+    def run(self, kind: Hashable, step: Callable[[], Result]) -> Result:
+        """Do the step. The first one of its kind runs as it is, which compiles and chooses its kernels. What it returns
+        holds until the next step."""
         if kind not in self._seen:
-            step()
+            result = step()
             self._seen.add(kind)
-            return
+            return result
         if kind not in self._graphs:
             if len(self._graphs) >= MAX_KINDS:  # a temperature that never stays the same
                 self._graphs.clear()
+                self._results.clear()
             graph = torch.cuda.CUDAGraph()
             # Only this thread's work is captured; graders may be busy beside it.
             with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-                step()
+                self._results[kind] = step()
             self._graphs[kind] = graph
         self._graphs[kind].replay()
+        return self._results[kind]
 
 
 def compiled_states(model: PreTrainedModel) -> Callable[..., Tensor] | None:

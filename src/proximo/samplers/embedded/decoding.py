@@ -11,12 +11,13 @@ from torch import Tensor
 from proximo.models.compiling import compiles
 from proximo.models.model_types import PreTrainedModel
 from proximo.samplers.embedded.buffers import DecodeBuffers
-from proximo.samplers.embedded.cuda_graphs import compiled_draw, size_for
+from proximo.samplers.embedded.cuda_graphs import CapturedSteps, compiled_draw, size_for
 from proximo.samplers.embedded.fused import decode_states
 from proximo.samplers.embedded.paged import PagedCache, StoredRow
 from proximo.samplers.embedded.prefill import ModelPasses, Prefills, Prompt
 from proximo.samplers.partial import DIVERGED, PartialCompletion, TokenWriter
 from proximo.samplers.rng import draw
+from proximo.system.phases import is_watched, phase
 
 LOOK_EVERY = 16
 """Decode steps on a GPU between two checks by the host for rows that have ended."""
@@ -67,12 +68,13 @@ class Decoding:
         """Decode until partials have ended, and return those."""
         ended: list[PartialCompletion] = []
         while not ended and not self.done:
-            self._put_back()
-            while self._admit():
-                ended += self._look()  # a first token may be the last
+            with phase("admission"):
+                self._put_back()
+            while self._admits():
+                ended += self._looked()  # a first token may be the last
             if self._live:
                 self._decode()
-                ended += self._look()
+                ended += self._looked()
         return ended
 
     # Rows that enter
@@ -90,6 +92,10 @@ class Decoding:
             self._live.append(row.partial)
             self._counts.append(row.count)
             buffers.cache.settle()
+
+    def _admits(self) -> bool:
+        with phase("admission"):
+            return self._admit()
 
     def _admit(self) -> bool:
         """Fill the free slots and draw the first token of the rows that entered; False where none did."""
@@ -132,11 +138,27 @@ class Decoding:
             if buffers.captured is None:
                 self._step(len(self._live), longest + number)
             else:
-                size = size_for(len(self._live), buffers.plan.slots)
-                kind = size, replace(options, stop=())  # strings are the host's business
-                buffers.captured.run(kind, partial(self._step, size, 0))
+                self._captured_step(buffers.captured, size_for(len(self._live), buffers.plan.slots))
+
+    def _captured_step(self, captured: CapturedSteps, size: int) -> None:
+        kind = size, replace(self._writer.options, stop=())  # strings are the host's business
+        if not is_watched():
+            captured.run(kind, partial(self._step, size, 0))
+            return
+        # The same kernels in two captured parts, so that a profile can tell them apart.
+        with phase("decoding"):
+            states = captured.run(size, partial(self._read, size, 0))
+        with phase("head and draw"):
+            captured.run((states.data_ptr(), *kind), partial(self._advance, states))
 
     def _step(self, rows: int, longest: int) -> None:
+        with phase("decoding"):
+            states = self._read(rows, longest)
+        with phase("head and draw"):
+            self._advance(states)
+
+    def _read(self, rows: int, longest: int) -> Tensor:
+        """Hidden states that the next tokens are drawn from."""
         buffers, table = self._buffers, self._buffers.table
         reader = buffers.cache.reader(rows, table, longest)
         tokens, positions = table.tokens[:rows].unsqueeze(1), table.positions(rows).unsqueeze(1)
@@ -144,7 +166,11 @@ class Decoding:
         if routes is not None:
             for partial, route in zip(self._live, routes[:, 0], strict=True):
                 partial.routes.append(route)
-        table.advance(0, self._passes.logits(states[:, 0]), self._writer.options, buffers.ends, self._draw)
+        return states
+
+    def _advance(self, states: Tensor) -> None:
+        logits = self._passes.logits(states[:, 0])
+        self._buffers.table.advance(0, logits, self._writer.options, self._buffers.ends, self._draw)
 
     def _pause(self) -> None:
         """Store the row that has drawn least: it is the cheapest to move, and the last live row is never moved."""
@@ -158,6 +184,10 @@ class Decoding:
         self._release([slot])
 
     # Rows that leave
+
+    def _looked(self) -> list[PartialCompletion]:
+        with phase("looks at the host"):
+            return self._look()
 
     def _look(self) -> list[PartialCompletion]:
         """See what has happened on the device; rows that have ended leave.

@@ -13,6 +13,7 @@ from proximo.models.routing import recording
 from proximo.samplers.embedded.cache import PrefillReader
 from proximo.samplers.embedded.fused import MAX_COPIED, is_exact
 from proximo.system.machine import side_by_side
+from proximo.system.phases import phase
 from proximo.types.tensor_types import Float, Int
 
 PREFILL_TOKENS = 8192
@@ -103,8 +104,9 @@ class Prefills:
         tokens = tokens.to(self._passes.device)
         positions = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
         reader = PrefillReader()
-        states, routes = self._passes.run(self._states, tokens, positions, reader)
-        logits = self._passes.logits(states[torch.arange(len(batch)), lengths - 1])
+        with phase("prefill"):
+            states, routes = self._passes.run(self._states, tokens, positions, reader)
+            logits = self._passes.logits(states[torch.arange(len(batch)), lengths - 1])
         memory = reader.memory
         for row, prompt in enumerate(batch):
             known = None if routes is None else routes[row, : len(prompt)]

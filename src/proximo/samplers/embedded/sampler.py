@@ -22,6 +22,7 @@ from proximo.samplers.embedded.decoding import Decoding
 from proximo.samplers.partial import Listener, TokenWriter, partials_of
 from proximo.samplers.plain import PlainSampler
 from proximo.samplers.sampler import RunSamplers, SampledPolicy, SamplingOptions, Stream, gathered
+from proximo.system.phases import phase
 from proximo.types import Completion, Request
 
 
@@ -143,4 +144,6 @@ class EmbeddedSampler:
                     number = unfinished[id(partial)]
                     left[number] -= 1
                     if not left[number]:
-                        yield number, tuple(writer.completion(each, version) for each in partials[number])
+                        with phase("completions to text"):
+                            completions = tuple(writer.completion(each, version) for each in partials[number])
+                        yield number, completions

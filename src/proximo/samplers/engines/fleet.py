@@ -17,6 +17,7 @@ from proximo.samplers.engines.sync import WeightSync, in_parallel
 from proximo.samplers.in_progress import BegunRequests
 from proximo.samplers.partial import PartialCompletion, TokenWriter, partials_of
 from proximo.samplers.sampler import SampledPolicy, SamplerEvent, SamplingOptions, Stream
+from proximo.system.phases import phase
 from proximo.system.scratch import Scratch
 from proximo.system.timeline import Interval
 from proximo.types import Completion, Request
@@ -157,7 +158,8 @@ class FleetSampler:
         ]
         try:
             for number, siblings in enumerate(tasks):
-                self._wait(siblings, self.roster.ready)
+                with phase("waiting for engines"):
+                    self._wait(siblings, self.roster.ready)
                 yield number, tuple(each.result() for each in siblings)
         finally:
             for key in keys:

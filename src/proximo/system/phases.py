@@ -1,0 +1,49 @@
+"""Names of what a step does at the moment, for a profile of it; without a profile a name costs nothing.
+
+Parts of a run name their work with `phase`, wherever they are. A run that is profiled watches its own thread; what
+other threads do at the same time is no part of the step's wall time, and is not seen.
+"""
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
+from threading import get_ident
+from typing import Protocol
+
+
+class PhaseWatch(Protocol):
+    """Measures phases."""
+
+    def phase(self, name: str) -> AbstractContextManager[object]:
+        """Count the time inside as this phase's, inside of the phase that is open."""
+        ...
+
+
+_watch: ContextVar[tuple[PhaseWatch, int] | None] = ContextVar("_watch", default=None)
+"""A watch, and the thread that it watches: threads may be given their starter's context."""
+
+
+@contextmanager
+def watched(watch: PhaseWatch) -> Iterator[None]:
+    """Let this thread's phases be measured until the end."""
+    token = _watch.set((watch, get_ident()))
+    try:
+        yield
+    finally:
+        _watch.reset(token)
+
+
+def phase(name: str) -> AbstractContextManager[object]:
+    """Name the work inside, such as "decoding"; phases may lie in each other."""
+    watch = _here()
+    return nullcontext() if watch is None else watch.phase(name)
+
+
+def is_watched() -> bool:
+    """True if this thread's phases are measured: what usually runs as one captured whole then runs in its parts."""
+    return _here() is not None
+
+
+def _here() -> PhaseWatch | None:
+    known = _watch.get()
+    return known[0] if known is not None and known[1] == get_ident() else None
