@@ -2,13 +2,14 @@
 
 import copy
 import gc
+import math
 
 import pytest
 import torch
 from torch import nn
 from torch.testing import assert_close
 
-from proximo.learner.optimizer import Optimizer
+from proximo.learner.optimizer import LOSS_SCALES, Optimizer
 from proximo.learner.options import LearnerOptions
 from proximo.learner.policy import PlainPolicy
 from proximo.models import score, tiny_model, with_precision
@@ -129,6 +130,53 @@ def test_steps_below_the_spacing_of_bfloat16_add_up():
     assert torch.equal(halves.detach(), full.detach().bfloat16())
     [master] = optimizer.held(0)
     assert torch.equal(master.detach(), full.detach())
+
+
+def test_gradients_too_small_for_float16_count_with_their_loss_scaled():
+    small = 2.0**-30
+    halves, plain = (nn.Parameter(torch.ones(3, dtype=torch.float16)) for _ in range(2))
+    (plain * small).float().sum().backward()
+    assert plain.grad is not None
+    assert not plain.grad.any(), "float16 has nothing so small"
+    optimizer = Optimizer([[halves]], learning_rate=1.0)
+    for _ in range(2):
+        optimizer.backward((halves.float() * small).sum())
+    [master] = optimizer.held(0)
+    assert not optimizer.overflowed()
+    assert master.grad is not None
+    assert torch.equal(master.grad, torch.full((3,), 2 * small))
+
+
+def test_a_gradient_that_overflows_float16_is_asked_for_again_and_is_then_exact():
+    halves = nn.Parameter(torch.ones(3, dtype=torch.float16))
+    optimizer, sizes, asked = Optimizer([[halves]], learning_rate=1.0), [600.0, 3.0, 40_000.0, math.inf], []
+    for size in sizes:
+        tries = 0
+        while tries == 0 or optimizer.overflowed():
+            optimizer.zero_grad()
+            optimizer.backward((halves.float() * size).sum())
+            tries += 1
+        [master] = optimizer.held(0)
+        assert master.grad is not None
+        assert torch.equal(master.grad, torch.full((3,), size))
+        asked.append(tries)
+    assert asked == [2, 1, 3, 3], "each update begins with the largest factor; what is infinite is the guard's"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_losses_of_other_precisions_are_never_scaled(dtype):
+    weight = nn.Parameter(torch.ones(3, dtype=dtype))
+    optimizer = Optimizer([[weight]], learning_rate=1.0)
+    optimizer.backward((weight.float() * math.inf).sum())
+    assert not optimizer.overflowed()
+    assert optimizer.held(0)[0].grad is not None
+    wide = Optimizer([[nn.Parameter(torch.ones(3))]], learning_rate=1.0, computes_in=torch.float16)
+    [held] = wide.held(0)
+    wide.backward(held.sum())
+    assert held.grad is not None
+    assert float(held.grad[0]) == LOSS_SCALES[0], "passes in float16 over parameters in float32, as in shards"
+    assert not wide.overflowed()
+    assert torch.equal(held.grad, torch.ones(3))
 
 
 def test_addresses_never_change():

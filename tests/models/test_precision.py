@@ -8,7 +8,7 @@ from transformers import PreTrainedModel
 
 from proximo.algorithms import GRPO, GSPO, PPO
 from proximo.config import toml
-from proximo.learner.rounding import BFLOAT16, FLOAT32, bounds_of
+from proximo.learner.rounding import BFLOAT16, FLOAT16, FLOAT32, bounds_of
 from proximo.losses.pieces.extras import EntropyBonus
 from proximo.models import (
     compiling,
@@ -175,6 +175,7 @@ def test_bounds_are_those_of_the_precision():
     model = tiny_model(**SMALL)
     assert bounds_of(model) is FLOAT32
     assert bounds_of(with_precision(model, torch.bfloat16)) is BFLOAT16
+    assert bounds_of(with_precision(model, torch.float16)) is FLOAT16
 
 
 def test_a_gate_narrower_than_rounding_is_no_fault_in_half_precision():

@@ -239,7 +239,7 @@ _FOREIGN = (
     (
         "",
         "bf16 fp16 tf32",
-        "give --dtype bfloat16 or --dtype float32; by itself a GPU takes bfloat16 with float32 master weights",
+        "give --dtype bfloat16, float16 or float32; by itself a GPU takes bfloat16 with float32 master weights",
     ),
     (
         "",

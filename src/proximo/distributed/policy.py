@@ -65,6 +65,7 @@ class ShardedPolicy:
             zero_grad=inner.zero_grad,
             zero_missing_gradients=inner.zero_missing_gradients,
             nonfinite=self._nonfinite_here,
+            overflowed=self._overflowed_here,
             free=lambda: free_bytes(self.model.device),
             reset_reference=self._reset_here,
             logprobs=self._logprobs_here,
@@ -83,7 +84,7 @@ class ShardedPolicy:
         self._roots: list[tuple[PreTrainedModel, Root]] = [(model, shard(model, mesh, self._dtype, value))]
         if reference is not None:
             self._roots.append((reference, shard(reference, mesh, self._dtype)))
-        self._inner.start_optimizer(options, value)
+        self._inner.start_optimizer(options, value, self._dtype)
         self._norms: list[Tensor] = []
         self._checkpointed = (0, False)
 
@@ -234,6 +235,15 @@ class ShardedPolicy:
 
     def zero_grad(self) -> None:
         self._crew.tell("zero_grad")
+
+    def backward(self, loss: Tensor) -> None:
+        self._inner.backward(loss)
+
+    def overflowed(self) -> bool:
+        return any(self._crew.tell("overflowed"))
+
+    def _overflowed_here(self) -> bool:
+        return self._inner.optimizer.overflowed(whole)
 
     def zero_missing_gradients(self) -> None:
         self._crew.tell("zero_missing_gradients")

@@ -51,11 +51,12 @@ class ShardedStageModel:
         # Rank 0 keeps a whole model on the CPU, which is filled when it is saved.
         self._copy = WholeCopy(model, dtype, crew, "host")
         self._root = shard(model, crew.mesh, dtype)
-        self._inner = WholeStageModel(model, options, seed)
+        self._inner = WholeStageModel(model, options, seed, dtype)
         self._stage: SplitStage | None = None
         crew.add(
             gradients=self._gradients_here,
             norm=self._norm_here,
+            overflowed=self._overflowed_here,
             step=self._step_here,
             measured=self._measured_here,
             scored=self._scored_here,
@@ -74,6 +75,15 @@ class ShardedStageModel:
 
     def gradients(self, stage: SplitStage, items: Sequence[int]) -> StepLoss:
         self._stage = stage
+        while True:
+            loss = self._gradients(stage, items)
+            if not any(self._crew.tell("overflowed")):
+                return loss
+
+    def _overflowed_here(self) -> bool:
+        return self._inner.optimizer.overflowed(whole)
+
+    def _gradients(self, stage: SplitStage, items: Sequence[int]) -> StepLoss:
         shares = dealt([stage.train[item] for item in items], self._crew.size)
         idle = stage.parts(items, [smallest([stage.train[item] for item in items])])
         losses: list[StepLoss] = self._crew.ask(

@@ -63,8 +63,9 @@ class Gradients:
     ) -> None:
         self._policy, self._algorithm, self._critic, self._balance = policy, algorithm, critic, balance
         self._seed = seed
-        self.mixed_in: Callable[[int], Stats] | None = None
-        """Adds the gradient of other data to that of an update, given the number of updates before it."""
+        self.mixed_in: Callable[[int, Callable[[Tensor], None]], Stats] | None = None
+        """Adds the gradient of other data to that of an update, given the number of updates before it and the backward
+        pass of a loss."""
 
     def take(self, algorithm: Algorithm) -> None:
         """Train by an algorithm of the same pieces with other numbers."""
@@ -92,7 +93,9 @@ class Gradients:
             self._policy.zero_missing_gradients()
         if self.mixed_in is not None:
             with phase("mixed-in examples"):
-                result = replace(result, stats=result.stats + self.mixed_in(self._policy.version))
+                result = replace(
+                    result, stats=result.stats + self.mixed_in(self._policy.version, self._policy.backward)
+                )
         logprobs = [(trained[index], each) for index, each in result.parts]
         entropies = [(trained[index], each) for index, each in result.entropies]
         at_fault = partial(self._piece_at_fault, update, logprobs, entropies)
@@ -120,7 +123,7 @@ class Gradients:
                     if balance is not None:
                         terms.append(balance.term(scores, rows, weights))
                 with phase("backward"):
-                    torch.stack([loss for loss, _ in terms]).sum().backward()
+                    self._policy.backward(torch.stack([loss for loss, _ in terms]).sum())
             stats = sum((seen for _, seen in terms), stats) + agreement_stats(scores.agreement)
             agreements.append(scores.agreement)
             first_logprobs.append((index, scores.logprobs.detach()))
@@ -156,7 +159,7 @@ class Gradients:
                 values = self._policy.values(passes, critic.model, part.batch)
                 loss, part_stats = critic.term(values, part.batch.to(device), to_device(part.weights, device))
             with phase("backward"):
-                loss.backward()
+                self._policy.backward(loss)
             stats = stats + part_stats
         return GradientPass(stats)
 

@@ -252,9 +252,7 @@ class Learner:
         nothing takes part: no token that is not rejected, or in a silent step, in which no row has an advantage."""
         if (unread := self.guard.skip_if_not_finite(batch)) is not None:
             return unread
-        self.passes, result = self.guard.retry_on_oom(
-            self.passes, batch, lambda passes: self.gradients.of_update(passes, batch, self.own_rows(batch))
-        )
+        result = self._gradient(batch, lambda passes: self.gradients.of_update(passes, batch, self.own_rows(batch)))
         if fresh:
             check_agreement(result.agreements)
         with phase("the sampler's gap"):
@@ -270,11 +268,17 @@ class Learner:
         """One update of the value model's own parameters."""
         if (unread := self.guard.skip_if_not_finite(batch)) is not None:
             return unread
-        self.passes, result = self.guard.retry_on_oom(
-            self.passes, batch, lambda passes: self.gradients.of_values(passes, batch)
-        )
+        result = self._gradient(batch, lambda passes: self.gradients.of_values(passes, batch))
         with phase("optimizer"):
             return self.guard.apply(batch, result)
+
+    def _gradient(self, batch: Batch, work: Callable[[Passes], GradientPass]) -> GradientPass:
+        """A gradient that is ready to be applied: computed in passes that fit into memory, in numbers that fit into
+        the model's precision."""
+        while True:
+            self.passes, result = self.guard.retry_on_oom(self.passes, batch, work)
+            if not self.policy.overflowed():
+                return result
 
     def set_numbers(
         self,

@@ -7,6 +7,10 @@ parameter itself is written in place after each step, so that others that hold i
 AdamW's moments may take less memory of the device, in 8 bits or on the host. Between steps a parameter's two moments
 are then stored in another form. For its step they are made float32 on the device again, one parameter at a time, and
 torch's own AdamW does the rest: on the host they are exact, and in 8 bits what is stored is all that differs.
+
+float16 has few exponents: what is smaller than 6·10⁻⁸ becomes 0, what is larger than 65,504 infinite. So a loss of a
+model that computes in it is multiplied before its backward pass, and its gradient divided again, in float32. Factors
+are powers of two, which rounds nothing, and each update begins with the largest: nothing is remembered.
 """
 
 import copy
@@ -30,6 +34,9 @@ POLICY, VALUE = 0, 1
 OWNER = "_proximo_optimizer"
 """Attribute of a parameter that names the optimizer of its gradients."""
 MASTER = "master"
+LOSS_SCALES = (2.0**13, 2.0**6, 1.0)
+"""Factors of a loss whose gradients pass through float16: the next one where a gradient overflowed. Gradients of 10⁻¹¹
+still count with the first, and it overflows at 8."""
 
 
 def _all_finite(norms: Sequence[float]) -> bool:
@@ -57,7 +64,11 @@ class Optimizer:
         betas: tuple[float, float] = (0.9, 0.95),
         epsilon: float = 1e-8,
         moments: Moments = "float32",
+        computes_in: torch.dtype | None = None,
     ) -> None:
+        """`computes_in`: data type of the passes, None for that of the parameters."""
+        self._scales = LOSS_SCALES if torch.float16 in (computes_in, *_dtypes(groups)) else (1.0,)
+        self._scale = self._scales[0]
         for parameter in (parameter for group in groups for parameter in group if parameter.dtype in HALVES):
             _claim(parameter, self)
         self._masters = {
@@ -102,6 +113,24 @@ class Optimizer:
         self._adam.zero_grad(set_to_none=True)
         for parameter in self._masters:  # where a backward pass failed before its gradient was taken over
             parameter.grad = None
+
+    def backward(self, loss: Tensor) -> None:
+        """Add the gradient of a loss; `overflowed` has to be asked before it is read."""
+        (loss if self._scale == 1 else loss * self._scale).backward()
+
+    @torch.no_grad()
+    def overflowed(self, whole: Callable[[Tensor], Tensor] = torch.detach) -> bool:
+        """True if a gradient was too large for float16: to be computed again, where its loss gets a smaller factor.
+        False if it is ready to be applied. `whole` gathers a norm that several processes have a share of."""
+        scale, self._scale = self._scale, self._scales[0]
+        if scale == 1:
+            return False
+        if not _all_finite([float(whole(norm)) for norm in self.norms()]):
+            self._scale = self._scales[self._scales.index(scale) + 1]
+            return True
+        for parameter in (parameter for group in self._groups for parameter in group if parameter.grad is not None):
+            parameter.grad /= scale
+        return False
 
     def zero_missing_gradients(self, group: int) -> None:
         """A gradient of 0, which is not no gradient: moments decay, and weights by weight decay."""
@@ -218,6 +247,10 @@ class Optimizer:
         if self._masters:
             copy_all = torch._foreach_copy_  # pyright: ignore[reportPrivateImportUsage]
             copy_all(list(self._masters), list(self._masters.values()))
+
+
+def _dtypes(groups: Sequence[Sequence[nn.Parameter]]) -> set[torch.dtype]:
+    return {parameter.dtype for group in groups for parameter in group}
 
 
 def _claim(parameter: nn.Parameter, owner: Optimizer) -> None:

@@ -90,6 +90,14 @@ class Policy(SampledPolicy, Protocol):
 
     def zero_grad(self) -> None: ...
 
+    def backward(self, loss: Tensor) -> None:
+        """Add the gradient of a loss."""
+        ...
+
+    def overflowed(self) -> bool:
+        """True if the gradient has to be computed again: in float16 it was too large."""
+        ...
+
     def zero_missing_gradients(self) -> None:
         """Give the policy's parameters a gradient of 0: to an optimizer that is not the same as none."""
         ...
@@ -145,7 +153,7 @@ class PlainPolicy(WholeModel):
 
     def start(self, options: LearnerOptions, value: ValueModel | None, *, needs_reference: bool) -> None:
         self.set_up(options, needs_reference=needs_reference)
-        self.start_optimizer(options, value)
+        self.start_optimizer(options, value, self.model.dtype)
 
     def set_up(
         self,
@@ -158,7 +166,8 @@ class PlainPolicy(WholeModel):
         self.reference = copied(self.model) if needs_reference else None
         freeze(self.model, options.freeze)
 
-    def start_optimizer(self, options: LearnerOptions, value: ValueModel | None) -> None:
+    def start_optimizer(self, options: LearnerOptions, value: ValueModel | None, dtype: torch.dtype) -> None:
+        """`dtype` is what passes compute in."""
         self._value = {} if value is None else _trained(value.named_parameters())
         self.optimizer = Optimizer(
             [list(self.parameters().values()), list(self._value.values())],
@@ -167,6 +176,7 @@ class PlainPolicy(WholeModel):
             betas=(options.adam_beta1, options.adam_beta2),
             epsilon=options.adam_epsilon,
             moments=options.adam_moments,
+            computes_in=dtype,
         )
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
@@ -229,6 +239,12 @@ class PlainPolicy(WholeModel):
 
     def zero_grad(self) -> None:
         self.optimizer.zero_grad()
+
+    def backward(self, loss: Tensor) -> None:
+        self.optimizer.backward(loss)
+
+    def overflowed(self) -> bool:
+        return self.optimizer.overflowed()
 
     def zero_missing_gradients(self) -> None:
         self.optimizer.zero_missing_gradients(POLICY)

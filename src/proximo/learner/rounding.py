@@ -6,7 +6,6 @@ from dataclasses import dataclass
 import torch
 
 from proximo.algorithms import Algorithm
-from proximo.learner.optimizer import HALVES
 from proximo.losses.diagnostics import MismatchStats
 from proximo.losses.pieces.protocols import GateTraits
 from proximo.models.model_types import PreTrainedConfig, PreTrainedModel
@@ -42,11 +41,13 @@ FLOAT32 = Bounds(mean=1e-4, largest=1e-4, relative=1e-4, trusts=True, stops=0.02
 # are twice that. What they are to find is far outside: a token or a mask in a wrong place moves log-probs by nats, a
 # wrong normaliser a gradient by tens of per cent.
 BFLOAT16 = Bounds(mean=2e-3, largest=0.1, relative=0.1, trusts=False, stops=0.25)
+# float16 rounds to 11 digits, an eighth of that.
+FLOAT16 = Bounds(mean=2.5e-4, largest=0.0125, relative=0.0125, trusts=False, stops=0.1)
 
 
 def bounds_of(model: PreTrainedModel, dtype: torch.dtype | None = None) -> Bounds:
     """`dtype` is what it computes in, if that is not its weights'."""
-    return BFLOAT16 if (dtype or model.dtype) in HALVES else FLOAT32
+    return {torch.bfloat16: BFLOAT16, torch.float16: FLOAT16}.get(dtype or model.dtype, FLOAT32)
 
 
 def is_mixture(config: PreTrainedConfig) -> bool:

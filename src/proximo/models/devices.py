@@ -9,7 +9,7 @@ from proximo.models.out_of_memory import explaining_memory
 from proximo.models.torch_globals import guarded
 from proximo.system.machine import settle_half_products
 
-Precision = Literal["auto", "float32", "bfloat16"]
+Precision = Literal["auto", "float32", "bfloat16", "float16"]
 
 
 def pick_device(name: str) -> str:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
+from torch import Tensor
 
 from proximo.data import DataFile, read_examples
 from proximo.data.mixing import Ptx
@@ -196,11 +197,11 @@ class MixedIn:
         data.check_room(model)
         self._stage = Supervised(model, data.train, [], token_budget=token_budget)
 
-    def __call__(self, version: int) -> Stats:
+    def __call__(self, version: int, backward: Callable[[Tensor], None]) -> Stats:
         """Add the gradient for the update after `version` others; the loss is without its coefficient."""
         total = torch.zeros(())
         for loss, _ in self._stage.losses(self.items(version)):
-            (self._options.coefficient * loss).backward()
+            backward(self._options.coefficient * loss)
             total = total + loss.detach().cpu()
         return Stats(totals={"ptx_loss": total})
 

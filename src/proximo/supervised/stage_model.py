@@ -167,7 +167,9 @@ class HoldsStages(Protocol):
 class WholeStageModel:
     """A model that is whole in this process."""
 
-    def __init__(self, model: PreTrainedModel, options: FitOptions, seed: int) -> None:
+    def __init__(
+        self, model: PreTrainedModel, options: FitOptions, seed: int, computes_in: torch.dtype | None = None
+    ) -> None:
         self.model = model
         self.optimizer = Optimizer(
             [list(self.trained().values())],
@@ -176,6 +178,7 @@ class WholeStageModel:
             betas=(options.adam_beta1, options.adam_beta2),
             epsilon=options.adam_epsilon,
             moments=options.adam_moments,
+            computes_in=computes_in or model.dtype,
         )
         self.draws = OwnDraws(seed, model.device)
         """For models with dropout."""
@@ -189,7 +192,10 @@ class WholeStageModel:
     # Steps
 
     def gradients(self, stage: Stage, items: Sequence[int]) -> StepLoss:
-        return self.backward(lambda: stage.losses(items))
+        while True:
+            loss = self.backward(lambda: stage.losses(items))
+            if not self.optimizer.overflowed():
+                return loss
 
     def backward(self, losses: Callable[[], Losses]) -> StepLoss:
         """The gradient of losses, which are computed one by one."""
@@ -198,7 +204,7 @@ class WholeStageModel:
         total, sums = torch.zeros(()), dict[str, float | Tensor]()
         with self.draws.active():
             for loss, part in losses():
-                loss.backward()
+                self.optimizer.backward(loss)
                 total = total.to(loss) + loss.detach()
                 sums |= {name: sums.get(name, 0.0) + value for name, value in part.items()}
         return StepLoss(float(total), {name: float(value) for name, value in sums.items()})
