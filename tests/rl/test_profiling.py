@@ -13,14 +13,16 @@ from torch.autograd import DeviceType
 from proximo.algorithms import GRPO
 from proximo.losses import EntropyBonus
 from proximo.models import tiny_model, tiny_tokenizer
-from proximo.rl import tracing
+from proximo.rl import phase_marks, tracing
 from proximo.rl.config import EvaluationOptions, RunConfig, TrainingOptions
 from proximo.rl.phase_marks import PhaseMarks, PhaseSpan
+from proximo.rl.profiling import Profiler
 from proximo.rl.progress import ProgressLines
 from proximo.rl.run import Run
 from proximo.rl.tracing import StepTrace, TracedEvent, Tracer, trace_file
 from proximo.rl.train import train
-from proximo.runs.step_profile import read_profile
+from proximo.runs.log import RunLog
+from proximo.runs.step_profile import profile_lines, read_profile
 from proximo.samplers.sampler import SamplingOptions
 from proximo.system.phases import is_watched, phase, watched
 from proximo.tasks.echo import Echo
@@ -147,6 +149,37 @@ def test_of_too_many_events_the_longest_are_kept(monkeypatch):
     kept = [each["name"] for each in content["traceEvents"] if each["ph"] == "X"]
     assert sorted(kept) == ["k7", "rest", "rest"]
     assert content["otherData"] == {"left out": 7}
+
+
+def test_a_profile_of_a_gpu_has_its_streams_seconds_the_hosts_and_the_share_that_computed(monkeypatch, tmp_path):
+    wall = SimpleNamespace(time_ns=lambda: 100_000_000_000, perf_counter=lambda: FakeEvent.now)
+    monkeypatch.setattr(phase_marks, "time", wall)
+    monkeypatch.setattr(torch.cuda, "Event", FakeEvent)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    kernels = SimpleNamespace(events=lambda: [event("gemm", 1.0, 0.5), event("adam", 3.5, 0.5)])
+    fake = SimpleNamespace(start=lambda: None, stop=lambda: None, profiler=SimpleNamespace(kineto_results=kernels))
+    monkeypatch.setattr(tracing, "profile", lambda activities: fake)
+    profiler, log = Profiler(2, torch.device("cuda")), RunLog(tmp_path)
+    for step in range(1, 8):
+        FakeEvent.now = 0.0
+        profiler.begin(step)
+        with phase("update"), phase("forward"):
+            FakeEvent.now = 2.0
+        with phase("update"), phase("optimizer"):
+            FakeEvent.now = 4.0 if step == 5 else 4.5
+        profiler.end(log)
+    profiler.close(log)
+    profile = read_profile(tmp_path)
+    assert profile is not None
+    assert (profile.steps, profile.traced, profile.seconds) == ((3, 4), 5, 4.5)
+    assert {each.path: each.busy for each in profile.phases if each.seconds} == {
+        ("update", "forward"): 0.25,
+        ("update", "optimizer"): 0.25,
+    }
+    table = {line[:42].strip(): line[42:].split() for line in profile_lines(profile)[1:5]}
+    assert table["a step"] == ["seconds", "share", "times", "host", "s", "busy"]
+    assert table["forward"] == ["2.0000", "44.4%", "1", "2.0000", "25%"]
+    assert (tmp_path / "trace.json.gz").exists()
 
 
 def test_where_torch_cannot_trace_the_run_goes_on(monkeypatch):
