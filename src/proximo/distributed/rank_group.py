@@ -54,7 +54,9 @@ class Crew:
         with self.uninterrupted():
             self._is_working = True
             start = time.perf_counter()
-            answers = self._done(self.mesh.scatter([(job, each) for each in arguments]))
+            with phase("orders to ranks"):
+                order = self.mesh.scatter([(job, each) for each in arguments])
+            answers = self._done(order)
             self._is_working = False
         if job in KINDS:
             for rank, (seconds, _) in enumerate(answers):  # of its own clock: those of nodes differ

@@ -21,7 +21,7 @@ from proximo.losses.pieces.protocols import SelectionTraits
 from proximo.losses.pieces.weights import TokenMean
 from proximo.losses.records import LossInputs
 from proximo.models import Scores
-from proximo.system.phases import phase
+from proximo.system.phases import phase, phased
 from proximo.types.batches import Batch, Stats, to_device
 from proximo.types.tensor_types import Bool, Float, Int
 
@@ -82,12 +82,11 @@ class Gradients:
     def of_update(self, passes: Passes, batch: Batch, own_rows: Bool[Tensor, " B"]) -> GradientPass:
         """Gradient of all terms of the loss; it is left with the parameters. `own_rows`: rows whose ratios are measured
         against their log-probs in this very pass."""
-        with phase("plan"):
-            (plan, before), weights = self.plan(passes, batch), TokenMean()(batch.mask, batch.group)
-            balance = self._balance and self._balance.counted(passes, self._policy, batch)
-            self._policy.zero_grad()
-            trained = self.rows_with_gradient(batch)
-            update = UpdateRows(batch, weights, plan, own_rows, balance, self._algorithm)
+        (plan, before), weights = self.plan(passes, batch), TokenMean()(batch.mask, batch.group)
+        balance = self._balance and self._balance.counted(passes, self._policy, batch)
+        self._policy.zero_grad()
+        trained = self.rows_with_gradient(batch)
+        update = UpdateRows(batch, weights, plan, own_rows, balance, self._algorithm)
         result = joined_passes(self._policy.map_rows("update", self.of_rows, passes, update.rows(trained)))
         if not result.parts:  # all rows dead: the gradient is 0, which is not no gradient to an optimizer
             self._policy.zero_missing_gradients()
@@ -180,6 +179,7 @@ class Gradients:
         inputs = LossInputs.of(rows, logprobs=scores.logprobs, old_logprobs=old, entropy=scores.entropy)
         return loss_of(self._algorithm, inputs, plan)
 
+    @phased("plan")
     def plan(self, passes: Passes, batch: Batch) -> tuple[Plan, OldScores | None]:
         """Weights over the whole update; a choice among all its tokens needs a pass without gradient first."""
         blank = torch.zeros_like(batch.old_logprobs)

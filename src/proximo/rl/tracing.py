@@ -90,11 +90,13 @@ class Tracer:
     def read(self, began: int, spans: Sequence[PhaseSpan]) -> StepTrace:
         """Read what was traced of a step with these spans, once it is left; `began`: its nanoseconds of the wall
         clock."""
-        results = getattr(getattr(self._profile, "profiler", None), "kineto_results", None)
-        if results is None:
-            self.remark = self.remark or "torch's profiler returned nothing"
+        try:  # what holds the events is not part of torch's documented interface
+            results = getattr(getattr(self._profile, "profiler", None), "kineto_results", None)
+            events = sorted(_events(results, began), key=lambda each: (each.start, -each.seconds))
+        except (AttributeError, RuntimeError, TypeError) as error:
+            if self._profile is not None:
+                self._refuse(error)
             return StepTrace()
-        events = sorted(_events(results, began), key=lambda each: (each.start, -each.seconds))
         if self._on_gpu and not any(each.on_gpu for each in events):
             self.remark = "torch's profiler saw no kernel on this GPU: the trace has the phases alone"
         return _attributed(events, spans, self._on_gpu)
@@ -137,7 +139,7 @@ def _shares(busy: Mapping[PhasePath, float], spans: Sequence[PhaseSpan], until: 
     for span in spans:
         whole[span.path] += span.seconds
         ends[span.path] = span.start + span.seconds
-    has_all = until > WHOLE_TRACE * max(ends.values())
+    has_all = until >= WHOLE_TRACE * max(ends.values())
     seen = (path for path in whole if whole[path] > 0 and (has_all or ends[path] <= until))
     return {path: min(busy.get(path, 0.0) / whole[path], 1.0) for path in seen}
 

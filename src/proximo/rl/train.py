@@ -37,7 +37,7 @@ from proximo.runs.rollouts import rollout_table
 from proximo.runs.session import RunSession, open_session
 from proximo.runs.signals import Stopped
 from proximo.runs.state import RunState
-from proximo.system.phases import phase
+from proximo.system.phases import phased
 from proximo.tasks.sources.mixture import data_remarks
 from proximo.types.batches import Batch
 
@@ -61,7 +61,6 @@ def train(run: Run, session: RunSession | None = None, *, ends: Callable[[], boo
         state = _started(run, session, saves)
         try:
             while not is_last(config, state):
-                run.profiler.begin(state.step + 1)
                 state = _between_steps(run, saves, state)
                 if (reason := _reason_to_end(run, state)) is not None:
                     saves.save(state, last=True)
@@ -70,7 +69,6 @@ def train(run: Run, session: RunSession | None = None, *, ends: Callable[[], boo
                     break
                 collected = train_step(run, state.step, state.cursor)
                 state = saves.snapshot(state.after_step(collected))
-                run.profiler.end(run.log)
                 if ends():
                     saves.save(state, last=True)
                     break
@@ -104,12 +102,12 @@ def train_step(run: Run, index: int, cursor: DataCursor) -> Collected:
         assembled = _assembled(run, collected, clock)
     updates = _updated(run, assembled, index, clock)
     step = Step(index + 1, cursor, version, collected, assembled, updates, rate, measuring())
-    with phase("records"):
-        _report(run, step)
-        _write(run, step, clock)
+    _report(run, step)
+    _write(run, step, clock)
     if run.config.stop_on is None:  # else the run ends with its best checkpoint
         learner.guard.check()
     run.monitor.failures.check()
+    run.profiler.end(run.log)
     return collected
 
 
@@ -177,6 +175,7 @@ def _evaluated(run: Run, step: int) -> tuple[Evaluation, list[Answered]]:
 
 def _between_steps(run: Run, saves: Checkpointer, state: RunState) -> RunState:
     """Evaluate and save a checkpoint between two steps, if due."""
+    run.profiler.begin(state.step + 1)
     every, step, metric = run.config.evaluation.every, state.step, run.config.evaluation.metric
     if every and step and step % every == 0 and not state.evaluated:
         evaluation, answers = _evaluated(run, step)
@@ -284,6 +283,7 @@ def _updated(run: Run, assembled: Assembled | None, index: int, clock: Clock) ->
         return list(run.learner.value_updates(replace(assembled.batch, returns=assembled.earned)))
 
 
+@phased("records")
 def _report(run: Run, step: Step) -> None:
     """Report problems of a step on the console and in the events."""
     collected = step.collected
@@ -299,6 +299,7 @@ def _report(run: Run, step: Step) -> None:
         run.monitor.notify(step.number, "metric", line)
 
 
+@phased("records")
 def _write(run: Run, step: Step, clock: Clock) -> None:
     """Write everything about a step."""
     number, collected = step.number, step.collected

@@ -115,6 +115,8 @@ def _profile_of(value: Mapping[str, Any]) -> StepProfile:
     phases = tuple(_phase_of(each) for each in value["phases"][:MAX_PHASES])
     kernels = tuple(_kernel_of(each) for each in value["kernels"][:MAX_PHASES])
     steps = tuple(int(step) for step in value["steps"][:MAX_PHASES])
+    if not steps or not phases:
+        raise TypeError("no step was measured")
     traced = None if value["traced"] is None else int(value["traced"])
     return StepProfile(steps, _text(value["device"]), phases, traced, kernels, _text(value["remark"]))
 
@@ -191,10 +193,10 @@ def _name(path: PhasePath) -> str:
 
 def profile_lines(profile: StepProfile) -> list[str]:
     """The profile as a table for a terminal, with its largest loss before it."""
-    steps = f"{profile.steps[0]} to {profile.steps[-1]}" if len(profile.steps) > 1 else "".join(map(str, profile.steps))
+    steps = f"steps {profile.steps[0]} to {profile.steps[-1]}" if len(profile.steps) > 1 else f"step {profile.steps[0]}"
     has_gpu = profile.device == "cuda"
     columns = f"{'seconds':>9} {'share':>6} {'times':>7}" + (f" {'host s':>9} {'busy':>6}" if has_gpu else "")
-    lines = [f"profile of step {steps}: {largest_loss(profile)}", f"{'a step':<{WIDTH}} {columns}"]
+    lines = [f"{steps}: {largest_loss(profile)}", f"{'a step':<{WIDTH}} {columns}"]
     lines += [_row(profile, "all", profile.phases, 0.0, has_gpu)]
     lines += _branch(profile, (), has_gpu)
     if profile.remark:

@@ -4,11 +4,15 @@ Parts of a run name their work with `phase`, wherever they are. A run that is pr
 other threads do at the same time is no part of the step's wall time, and is not seen.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
+from functools import wraps
 from threading import get_ident
-from typing import Protocol
+from typing import ParamSpec, Protocol, TypeVar
+
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
 
 
 class PhaseWatch(Protocol):
@@ -37,6 +41,20 @@ def phase(name: str) -> AbstractContextManager[object]:
     """Name the work inside, such as "decoding"; phases may lie in each other."""
     watch = _here()
     return nullcontext() if watch is None else watch.phase(name)
+
+
+def phased(name: str) -> Callable[[Callable[Arguments, Result]], Callable[Arguments, Result]]:
+    """Name all that a function does."""
+
+    def named(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+        @wraps(function)
+        def call(*arguments: Arguments.args, **options: Arguments.kwargs) -> Result:
+            with phase(name):
+                return function(*arguments, **options)
+
+        return call
+
+    return named
 
 
 def is_watched() -> bool:

@@ -14,6 +14,7 @@ from proximo.insight.doctor.checkup import Checkup, check_up
 from proximo.insight.doctor.installation import Part, installation, is_fine
 from proximo.insight.folder import RunFolder
 from proximo.runs.health import ENOUGH, ActiveFinding
+from proximo.runs.step_profile import StepProfile, profile_lines
 from proximo.system.safe_text import counted, visible
 
 USAGE = """usage: proximo doctor [RUN] [--json]
@@ -81,6 +82,8 @@ def _print_checkup(console: Console, folder: Path, checkup: Checkup) -> None:
         _print_beside(console, "event", f"{event.times} × {event.kind}{last}: {event.message}", MAX_MESSAGE)
     if stages := sorted(path.parent.name for path in folder.glob("*/run.json")):
         _print_beside(console, "stages", f"{', '.join(stages)} are runs of their own: proximo doctor {folder}/…")
+    if checkup.profile is not None:
+        _print_profile(console, checkup.profile)
     if waiting := [f"{each.rule} ({each.rows} of {each.needs})" for each in checkup.rules if each.state == "waiting"]:
         console.print()
         _print_beside(console, "rules", f"need more steps: {', '.join(waiting)}")
@@ -90,6 +93,13 @@ def _print_checkup(console: Console, folder: Path, checkup: Checkup) -> None:
     )
     summary = f"{counted(number, 'finding')}" if number else "nothing is wrong" + " so far" * checkup.is_short
     console.print(Text(f"\n{summary}{short}"))
+
+
+def _print_profile(console: Console, profile: StepProfile) -> None:
+    sentence, *table = profile_lines(profile)
+    console.print()
+    _print_beside(console, "profile", sentence)
+    console.print(Text("\n".join(table)), soft_wrap=True)
 
 
 def _print_finding(console: Console, active: ActiveFinding, word: str, when: str) -> None:

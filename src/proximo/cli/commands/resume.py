@@ -15,10 +15,10 @@ USAGE = """usage: proximo resume RUN [--steps N] [--field VALUE ...]
 Go on with a run that ended early, from its newest checkpoint and with its own config.
 
 RUN is the folder of a run of train, fork, sft, dpo or reward-model. It does what repeating the run's command with the
-same --run does, and takes that command's flags: --track NAME, --notify URL, --ranks N, --accept-lost-rows, --json.
-More --steps than a run of train had need no more than that; any other field that is to change is named, too:
---allow-change FIELD. Code of your own that its config names is loaded if you have run it with this run before, or with
---load-code. Rounds, comparisons and pipelines resume by repeating their command.
+same --run does, and takes that command's flags: --track NAME, --notify URL, --ranks N, --profile N,
+--accept-lost-rows, --json. More --steps than a run of train had need no more than that; any other field that is to
+change is named, too: --allow-change FIELD. Code of your own that its config names is loaded if you have run it with
+this run before, or with --load-code. Rounds, comparisons and pipelines resume by repeating their command.
 
 examples:
   proximo resume runs/a

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from proximo.insight.folder import RunFolder, State
 from proximo.runs.files import EVENTS, METRICS, TIMELINE
 from proximo.runs.health import ENOUGH, ActiveFinding, Finding, RuleState, Severity, monitored, worst_first
 from proximo.runs.health.timeline import with_loads
+from proximo.runs.step_profile import StepProfile, profile_lines, read_profile
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,8 @@ class Checkup:
     unreadable: Mapping[str, tuple[int, int] | str]
     """Number of unreadable rows and of all rows by file, or the reason why the file cannot be read."""
     verdict: Verdict
+    profile: StepProfile | None = None
+    """Time of some steps, by their parts, if that was measured."""
 
     @property
     def severity(self) -> Severity | None:
@@ -82,6 +86,9 @@ class Checkup:
             "rules": [asdict(each) for each in self.rules],
             "unreadable": dict(self.unreadable),
             "verdict": asdict(self.verdict),
+            "profile": None
+            if self.profile is None
+            else self.profile.to_dict() | {"lines": profile_lines(self.profile)},
         }
 
 
@@ -103,7 +110,15 @@ def check_up(run: RunFolder) -> Checkup:
         rules=monitor.states() if monitor.history.trained or not steps else [],
         unreadable=unreadable(run),
         verdict=judge(run, rows, steps, [active.finding for active in current]),
+        profile=_profile(run),
     )
+
+
+def _profile(run: RunFolder) -> StepProfile | None:
+    """The profile of the run's steps; one that cannot be read is among the damage."""
+    with suppress(OSError, ValueError):
+        return read_profile(run.path)
+    return None
 
 
 def standing(folder: Path) -> list[Finding]:

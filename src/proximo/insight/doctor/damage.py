@@ -20,6 +20,7 @@ from proximo.runs.files import (
     METRICS,
     NUMBERS,
     POINTS,
+    PROFILE,
     REPORT,
     RESULT,
     TRACEBACK,
@@ -29,6 +30,7 @@ from proximo.runs.health import Finding
 from proximo.runs.health.history import in_order
 from proximo.runs.run_json import FORMAT, altered_logs, config_damage, lost_rows, missing_rollouts, record_damage
 from proximo.runs.state import read_origin
+from proximo.runs.step_profile import read_profile
 from proximo.supervised.kept_checkpoints import is_start
 from proximo.system.folders import complaints, read_manifest
 from proximo.system.lines import to_row, whole_lines
@@ -44,6 +46,7 @@ def damage(run: RunFolder) -> list[Finding]:
         *_format(run),
         *_checkpoints(run),
         *_settings(run),
+        *_profile(run),
         *_foreign(run),
         *_rows(run),
         *_lost_rows(run),
@@ -109,6 +112,15 @@ def _settings(run: RunFolder) -> Iterator[Finding]:
     if (changed := config_damage(run.path, run.record)) is not None:
         message, _, remedy = changed.partition(": ")
         yield _damaged_file(message, remedy)
+
+
+def _profile(run: RunFolder) -> Iterator[Finding]:
+    try:
+        read_profile(run.path)
+    except LinkedFile:
+        raise
+    except (OSError, ValueError):
+        yield _damaged_file(f"{PROFILE} cannot be read", "remove it: train with --profile writes a new one")
 
 
 def _foreign(run: RunFolder) -> Iterator[Finding]:

@@ -21,11 +21,12 @@ from proximo.insight.lens.fork_divergence import parting, parting_in_words
 from proximo.losses.pieces.protocols import GateTraits
 from proximo.runs.checkpoints import CHECKPOINTS, saved, step_of
 from proximo.runs.config_changes import flat
-from proximo.runs.files import EVENTS, METRICS, TIMINGS
+from proximo.runs.files import EVENTS, METRICS, PROFILE, TIMINGS
 from proximo.runs.forking import parent_of
 from proximo.runs.health import Finding
 from proximo.runs.health.history import is_step, number
 from proximo.runs.metric_docs import meaning, stage_meaning
+from proximo.runs.step_profile import profile_lines
 from proximo.system.opening import LinkedFile, open_file, without_links
 from proximo.system.safe_text import quoted
 
@@ -259,7 +260,9 @@ def algorithm(run: RunFolder) -> dict[str, Any]:
 def health(run: RunFolder, query: Mapping[str, str]) -> dict[str, Any]:
     """The verdict, rules and current findings of `proximo doctor`, and the findings that were reported during the run
     and no longer would be; `over` is the last step of a finding that is over."""
-    checkup = _checked(run.path, tuple(_stamp(run.path / name) for name in (METRICS, EVENTS)), tuple(damage(run)))
+    checkup = _checked(
+        run.path, tuple(_stamp(run.path / name) for name in (METRICS, EVENTS, PROFILE)), tuple(damage(run))
+    )
     findings = [asdict(active.finding) | {"over": None} for active in checkup.standing]
     findings += [asdict(active.finding) | {"over": active.last} for active in checkup.passed]
     rules = [each["rule"] for each in findings]  # an event's rule may be anything
@@ -270,6 +273,7 @@ def health(run: RunFolder, query: Mapping[str, str]) -> dict[str, Any]:
         "verdict": asdict(checkup.verdict),
         "rules": [asdict(each) for each in checkup.rules],
         "unreadable": dict(checkup.unreadable),
+        "profile": None if checkup.profile is None else profile_lines(checkup.profile),
     }
 
 

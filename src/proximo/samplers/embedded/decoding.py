@@ -17,7 +17,7 @@ from proximo.samplers.embedded.paged import PagedCache, StoredRow
 from proximo.samplers.embedded.prefill import ModelPasses, Prefills, Prompt
 from proximo.samplers.partial import DIVERGED, PartialCompletion, TokenWriter
 from proximo.samplers.rng import draw
-from proximo.system.phases import is_watched, phase
+from proximo.system.phases import is_watched, phase, phased
 
 LOOK_EVERY = 16
 """Decode steps on a GPU between two checks by the host for rows that have ended."""
@@ -68,17 +68,17 @@ class Decoding:
         """Decode until partials have ended, and return those."""
         ended: list[PartialCompletion] = []
         while not ended and not self.done:
-            with phase("admission"):
-                self._put_back()
-            while self._admits():
-                ended += self._looked()  # a first token may be the last
+            self._put_back()
+            while self._admit():
+                ended += self._look()  # a first token may be the last
             if self._live:
                 self._decode()
-                ended += self._looked()
+                ended += self._look()
         return ended
 
     # Rows that enter
 
+    @phased("admission")
     def _put_back(self) -> None:
         """Paused rows first: they have waited longest and keep their prompts in memory."""
         buffers = self._buffers
@@ -93,10 +93,7 @@ class Decoding:
             self._counts.append(row.count)
             buffers.cache.settle()
 
-    def _admits(self) -> bool:
-        with phase("admission"):
-            return self._admit()
-
+    @phased("admission")
     def _admit(self) -> bool:
         """Fill the free slots and draw the first token of the rows that entered; False where none did."""
         buffers, first = self._buffers, len(self._live)
@@ -185,10 +182,7 @@ class Decoding:
 
     # Rows that leave
 
-    def _looked(self) -> list[PartialCompletion]:
-        with phase("looks at the host"):
-            return self._look()
-
+    @phased("looks at the host")
     def _look(self) -> list[PartialCompletion]:
         """See what has happened on the device; rows that have ended leave.
 

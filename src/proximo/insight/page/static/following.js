@@ -76,8 +76,8 @@ export class Followed {
   }
 
   async diagnose() {
-    const { findings, verdict, rules, unreadable } = await api("health", { run: this.name });
-    Object.assign(this, { diagnosed: findings, verdict, rules, unreadable, isDiagnosed: true });
+    const { findings, verdict, rules, unreadable, profile } = await api("health", { run: this.name });
+    Object.assign(this, { diagnosed: findings, verdict, rules, unreadable, profile, isDiagnosed: true });
   }
 
   /** The findings of the last check-up, and those that the run has reported since. */

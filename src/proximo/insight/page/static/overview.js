@@ -7,7 +7,7 @@ import { panelsOf, rangeOf, specsOf } from "./figures/lines.js";
 import { armNames } from "./figures/names.js";
 import { partings } from "./figures/parting.js";
 import { rove } from "./figures/roving.js";
-import { figureTable, leadOf, phaseTable } from "./figures/tables.js";
+import { figureTable, leadOf, phaseTable, profilesOf } from "./figures/tables.js";
 import { Timeline } from "./timeline/timeline.js";
 
 /** A page of charts; `show` is called again whenever a run has new rows or the selection changes. */
@@ -37,7 +37,7 @@ export class ChartPage {
     const flat = specs.filter((spec) => !spec.stacked && isFlat(spec.lines));
     const drawn = specs.filter((spec) => !flat.includes(spec) || this.unfolded.has(spec.id));
     this.lead.replaceChildren(...(tab === "overview" ? [...leadOf(runs), ...partings(runs)] : []));
-    this.figures.replaceChildren(...(tab === "performance" ? phaseTable(runs) : tab === "overview" ? figureTable(runs) : []));
+    this.figures.replaceChildren(...(tab === "performance" ? [...phaseTable(runs), ...profilesOf(runs)] : tab === "overview" ? figureTable(runs) : []));
     this.figures.hidden = !this.figures.childElementCount;
     this.showFlat(flat);
     this.timeline.show(tab === "performance" ? runs : []);

@@ -65,6 +65,14 @@ export function phaseTable(runs) {
   return [table(["run", "time in steps", ...names], rows)];
 }
 
+/** Where the time of some steps went, of runs that have measured it: the largest loss as a sentence, then the parts. */
+export function profilesOf(runs) {
+  return runs.filter(({ run }) => run.profile?.length).flatMap(({ run, shade, label }) => [
+    element("p", { class: "lead several" }, ...(runs.length > 1 ? [dot(shade), quoted(oneLine(label)), ": "] : []), run.profile[0]),
+    element("pre", { class: "profile", tabindex: "0", "aria-label": "profile" }, run.profile.slice(1).join("\n")),
+  ]);
+}
+
 function table(heads, rows, notes = []) {
   const head = element("tr", {}, ...heads.map((name, place) => element("th", { scope: "col", class: place && name !== "verdict" ? "number" : "", title: notes[place - 1] }, oneLine(name))));
   return element("table", {}, element("thead", {}, head), element("tbody", {}, ...rows));
