@@ -248,6 +248,7 @@ def test_the_third_step_and_the_next_are_measured_and_then_one_is_traced(folders
     profile = read_profile(folders[0])
     assert profile is not None
     assert (profile.steps, profile.traced, profile.remark, profile.device) == ((3, 4), 5, "", "cpu")
+    assert profile.passes == "the learner's passes have at most 16,384 tokens"
     times = {each.path: each.times for each in profile.phases}
     assert times["update", "backward"] == 2, "one for each minibatch"
     assert times["evaluate",] == 0.5, "after the third step, at the beginning of the fourth"
