@@ -39,6 +39,7 @@ OBJECTS = {
     "rewards/judges/verdicts.py:_DECODER": "keeps nothing of what it decodes",
     "rewards/worker.py:calling": "a module of this package, in a reward function's own process",
     "processes/sandbox/kernel.py:_libc": "the C library",
+    "system/phases.py:_NOTHING": "a context in which nothing happens",
     "system/memory.py:_ALONE": "a lock around the process's limit of memory",
     "config/trust/permission.py:ANYTHING": "has no fields",
     "config/trust/permission.py:_command_line": "what this process's command line permits",

@@ -79,7 +79,9 @@ def test_the_table_adds_up_to_the_step():
 
 
 def test_a_profile_is_read_as_it_was_written(tmp_path):
-    written = replace(PROFILE, traced=5, kernels=(KernelTime("gemm", "update / backward", 0.5, 24),), remark="")
+    written = replace(
+        PROFILE, traced=5, kernels=(KernelTime("gemm", "update / backward", 0.5, 24),), remark="", passes="of 5 tokens"
+    )
     (tmp_path / "profile.json").write_text(json.dumps(written.to_dict()))
     assert read_profile(tmp_path) == written
     assert any("gemm (update / backward)" in line for line in profile_lines(written))

@@ -67,6 +67,12 @@ class Passes:
         """The same with at most this many tokens per pass."""
         return self if limit is None or limit >= self.token_budget else replace(self, token_budget=max(limit, 1))
 
+    def __str__(self) -> str:
+        """Size in words, such as "the learner's passes have at most 28,672 tokens"."""
+        kept = f", {self.checkpointed} layers run again in the backward pass" * bool(self.checkpointed)
+        moved = ", and what they keep waits in the host's memory" * self.offloaded
+        return f"the learner's passes have at most {self.token_budget:,} tokens{kept}{moved}"
+
     def parts(self, batch: Batch) -> Iterator[Int[Tensor, " M"]]:
         """Row numbers of each micro-batch: whole groups, but for those that are larger than the budget."""
         prompts, lengths = [len(prompt) for prompt in batch.prompts], batch.lengths.tolist()

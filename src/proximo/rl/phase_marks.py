@@ -7,7 +7,6 @@ marks is that of what was launched between them, with the device's waiting for i
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -27,6 +26,21 @@ class PhaseSpan:
     host_seconds: float
 
 
+class OpenPhase:
+    """A phase as a context; a class, since a step of decoding opens thousands."""
+
+    __slots__ = ("_marks", "_name")
+
+    def __init__(self, marks: "PhaseMarks", name: str) -> None:
+        self._marks, self._name = marks, name
+
+    def __enter__(self) -> None:
+        self._marks.enter(self._name)
+
+    def __exit__(self, *_: object) -> None:
+        self._marks.leave()
+
+
 class PhaseMarks:
     """Marks the ends of phases of one step, as a `PhaseWatch` of the thread that made it."""
 
@@ -41,16 +55,17 @@ class PhaseMarks:
         """Nanoseconds of the wall clock, as those of a trace."""
         self._mark()
 
-    @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
+    def phase(self, name: str) -> "OpenPhase":
+        return OpenPhase(self, name)
+
+    def enter(self, name: str) -> None:
         self._open.append(name)
         self._mark()
         self.times[self._marks[-1][0]] += 1
-        try:
-            yield
-        finally:
-            self._open.pop()
-            self._mark()
+
+    def leave(self) -> None:
+        self._open.pop()
+        self._mark()
 
     def end(self) -> list[PhaseSpan]:
         """End the step, and return its spans, whose seconds add up to its wall time."""

@@ -6,6 +6,7 @@ Only the thread of the loop is measured: of several ranks the first.
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 
 import torch
 
@@ -28,7 +29,7 @@ class Profiler:
         self._begun = 0
         """Steps of this process."""
         self._measured: dict[int, tuple[list[PhaseSpan], Counter[PhasePath]]] = {}
-        self._step, self._open = 0, ExitStack()
+        self._step, self._passes, self._open = 0, "", ExitStack()
         self._marks: PhaseMarks | None = None
         self._tracer: Tracer | None = None
 
@@ -42,10 +43,11 @@ class Profiler:
         self._marks = PhaseMarks(self._device)
         self._open.enter_context(watched(self._marks))
 
-    def end(self, log: RunLog) -> None:
-        """End the step that has begun; the last one writes the profile."""
+    def end(self, log: RunLog, passes: str = "") -> None:
+        """End the step that has begun; the last one writes the profile. `passes`: their size, in words."""
         if self._marks is None:
             return
+        self._passes = passes
         marks, spans, tracer = self._marks, self._marks.end(), self._tracer
         self._leave()
         if tracer is not None:
@@ -59,7 +61,7 @@ class Profiler:
         self._leave()
         if self._measured:
             profile = profile_of(self._measured, self._device, {}, remark="the run ended before the step to be traced")
-            log.profile(profile.to_dict(), None)
+            log.profile(replace(profile, passes=self._passes).to_dict(), None)
             self._measured = {}
 
     @property
@@ -76,7 +78,8 @@ class Profiler:
         busy, kernels = trace.busy, trace.longest()
         step = self._step if tracer.remark == "" else None
         profile = profile_of(self._measured, self._device, busy, traced=step, kernels=kernels, remark=tracer.remark)
-        log.profile(profile.to_dict(), trace_file(trace, spans, self._device))
+        trace_bytes = trace_file(trace, spans, self._device)
+        log.profile(replace(profile, passes=self._passes).to_dict(), trace_bytes)
 
 
 def profile_of(

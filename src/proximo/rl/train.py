@@ -107,7 +107,7 @@ def train_step(run: Run, index: int, cursor: DataCursor) -> Collected:
     if run.config.stop_on is None:  # else the run ends with its best checkpoint
         learner.guard.check()
     run.monitor.failures.check()
-    run.profiler.end(run.log)
+    run.profiler.end(run.log, str(learner.passes))
     return collected
 
 

@@ -90,6 +90,8 @@ class StepProfile:
     """Kernels that computed longest in it, longest first."""
     remark: str = ""
     """Reason why nothing was traced."""
+    passes: str = ""
+    """Size of the learner's passes, in words."""
 
     @property
     def seconds(self) -> float:
@@ -118,7 +120,8 @@ def _profile_of(value: Mapping[str, Any]) -> StepProfile:
     if not steps or not phases:
         raise TypeError("no step was measured")
     traced = None if value["traced"] is None else int(value["traced"])
-    return StepProfile(steps, _text(value["device"]), phases, traced, kernels, _text(value["remark"]))
+    remark, passes = _text(value["remark"]), _text(value["passes"])
+    return StepProfile(steps, _text(value["device"]), phases, traced, kernels, remark, passes)
 
 
 def _phase_of(value: Mapping[str, Any]) -> PhaseTime:
@@ -199,8 +202,7 @@ def profile_lines(profile: StepProfile) -> list[str]:
     lines = [f"{steps}: {largest_loss(profile)}", f"{'a step':<{WIDTH}} {columns}"]
     lines += [_row(profile, "all", profile.phases, 0.0, has_gpu)]
     lines += _branch(profile, (), has_gpu)
-    if profile.remark:
-        lines.append(profile.remark)
+    lines += filter(None, [profile.passes, profile.remark])
     if profile.kernels:
         what = "kernels" if has_gpu else "operations"
         lines.append(f"longest {what} of step {profile.traced}, seconds and calls")

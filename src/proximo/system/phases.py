@@ -25,6 +25,7 @@ class PhaseWatch(Protocol):
 
 _watch: ContextVar[tuple[PhaseWatch, int] | None] = ContextVar("_watch", default=None)
 """A watch, and the thread that it watches: threads may be given their starter's context."""
+_NOTHING = nullcontext()
 
 
 @contextmanager
@@ -40,7 +41,7 @@ def watched(watch: PhaseWatch) -> Iterator[None]:
 def phase(name: str) -> AbstractContextManager[object]:
     """Name the work inside, such as "decoding"; phases may lie in each other."""
     watch = _here()
-    return nullcontext() if watch is None else watch.phase(name)
+    return _NOTHING if watch is None else watch.phase(name)
 
 
 def phased(name: str) -> Callable[[Callable[Arguments, Result]], Callable[Arguments, Result]]:
@@ -64,4 +65,4 @@ def is_watched() -> bool:
 
 def _here() -> PhaseWatch | None:
     known = _watch.get()
-    return known[0] if known is not None and known[1] == get_ident() else None
+    return None if known is None or known[1] != get_ident() else known[0]
