@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, TypedDict, TypeVar
 
-from proximo.api.settings import OF_COMMANDS, WITHOUT_TABLE, as_lora, no_such_argument
+from proximo.api.settings import WITHOUT_TABLE, as_lora, no_such_argument
 from proximo.config.unions import walk, with_fields
 from proximo.config.vocabulary import field_of, foreign, names_in_stages, words_of
 from proximo.supervised.dpo import DpoConfig
@@ -13,7 +13,7 @@ from proximo.supervised.sft import SftConfig
 
 ARGUMENTS = (
     *("data", "run", "model", "evaluation_data", "resume", "allow_change", "accept_lost_rows", "track", "notify"),
-    *("quiet", "settings"),
+    *("quiet", "dry_run", "settings"),
 )
 """Arguments of each stage that are no settings."""
 Config = TypeVar("Config", DpoConfig, RewardModelConfig, SftConfig)
@@ -59,8 +59,6 @@ def with_stage_settings(
 
 def _answer(kind: str, config: Config, name: str) -> str:
     """Advice for a name that is no word of a stage."""
-    if name in OF_COMMANDS:
-        return f"`proximo {kind} DATA --model MODEL --{name.replace('_', '-')}` says what would run, without training"
     words = (each for word, _ in words_of(kind) for each in (word.name, word.also) if each)
     unknown = no_such_argument(name, kind.replace("-", "_"), [*ARGUMENTS, *words, *WITHOUT_TABLE])
     if (answer := foreign(name, kind)) is None:

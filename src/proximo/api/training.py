@@ -12,6 +12,7 @@ from proximo.api.endings import run_ending
 from proximo.api.folders import PathLike, attempted, folder_for, suit_session
 from proximo.api.messages import Say, keep_quiet, say
 from proximo.api.progress import Log, ObservedProgress, OnStep, Silent, progress_here
+from proximo.api.rehearsing import DryTrain, tell_lines
 from proximo.api.rewards import Rewards, is_scored, with_rewards
 from proximo.api.run import TrainedRun, algorithm_of
 from proximo.api.settings import Settings, as_lora, measured, refuse_unknown, scheduled, with_settings
@@ -89,6 +90,7 @@ def train(
     allow_change: "Sequence[str]" = (),
     accept_lost_rows: bool = False,
     quiet: bool = False,
+    dry_run: bool = False,
     schedules: "Schedules | None" = None,
     metrics: "Metrics | None" = None,
     settings: "Fields | None" = None,
@@ -112,6 +114,7 @@ def train(
     track, notify     wandb, trackio, tensorboard, mlflow, file.py:Name; a webhook ("": none, None: $PROXIMO_NOTIFY)
     resume, quiet     False: refuse a folder that is not empty; no lines on stderr, of what is trained, why, how far
     allow_change, accept_lost_rows   on resume: fields that differ from the run's, ["steps"]; go on with lost log rows
+    dry_run           True: start nothing; return the lines of `--dry-run`, and say them, by log where it is given
 
     Ctrl-C saves the run. ValueError says in a line what cannot be run, before a model is loaded where possible.
 
@@ -126,8 +129,19 @@ def train(
     base = _given(base, data, evaluation_data, _one_of(reward, rewards), algorithm, steps, quiet, words, played)
     config, chosen = _chosen(base, words, settings or {}, steps, suited=not isinstance(model, RunConfig))
     config = measured(scheduled(config, schedules), metrics)
+    if dry_run:
+        return tell_lines(_dry(config, run, chosen, track), quiet, log)
     options = {"resume": resume, "allow_change": allow_change, "accept_lost": accept_lost_rows, "track": track}
     return train_in(run, config, chosen, _observed(on_step, log), quiet, webhook=webhook_at(notify), **options)
+
+
+def _dry(config: RunConfig, run: PathLike | None, chosen: Sequence[Default], track: str | Sequence[str]) -> list[str]:
+    """Lines on what a run would do."""
+    refuse_values(config)
+    check_names([track] if isinstance(track, str) else track)
+    opening = Opening(folder_for(run, explain.nearest(config.algorithm).name), chosen, CHANGED)
+    with as_found(), name_user_code(config):
+        return DryTrain.of(config, opening).lines
 
 
 def _one_of(reward: "Rewards | None", rewards: "Rewards | None") -> "Rewards | None":
