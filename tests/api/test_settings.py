@@ -34,9 +34,9 @@ def here(tmp_path: Path, monkeypatch) -> None:
 
 def test_settings_are_the_words_of_the_command_line():
     words = {name for word, _ in words_of("train") for name in (word.name, word.also) if name}
-    assert set(Settings.__annotations__) == words - {"environment", "tools", "max_turns"} | {*WITHOUT_TABLE}
+    assert set(Settings.__annotations__) == words - {"environment", "tools", "max_turns", "steps"} | {*WITHOUT_TABLE}
     parameters = inspect.signature(proximo.train).parameters
-    assert {"environment", "tools", "max_turns"} < set(parameters)
+    assert {"environment", "tools", "max_turns", "steps"} < set(parameters)
     assert not set(parameters) & set(Settings.__annotations__)
 
 
@@ -101,7 +101,7 @@ def test_all_wrong_names_are_answered_in_one_error():
     for argument in ("data", "reward", "metrics", "schedules", "steps", "group_size", "lr"):
         assert f" {argument}," in whole
     assert " beta" not in whole
-    with pytest.raises(TypeError, match=r"^max_steps: here it is epochs.*\nref_model: here it is `settings="):
+    with pytest.raises(TypeError, match=r"^max_steps: here it is steps\nref_model: here it is `settings="):
         proximo.dpo("pairs.jsonl", model="m", max_steps=8, ref_model="m")  # pyright: ignore
 
 

@@ -74,7 +74,7 @@ def test_rows_are_kept_as_a_file_that_a_resume_reads(configs: list):
         ("output_dir", "here it is run"),
         ("num_generations", "sft takes no such argument"),
         ("beta", "sft takes no such argument; it takes data, run, model, "),
-        ("max_steps", "here it is epochs, a fraction is allowed"),
+        ("max_steps", "here it is steps"),
         ("eval_dataset", "here it is evaluation_data"),
         ("speed", "sft takes no such argument"),
     ],

@@ -235,8 +235,7 @@ def test_fields_of_ours_are_none_of_another_librarys():
 @pytest.mark.parametrize(
     ("command", "flag", "answer"),
     [
-        ("sft", "--max-steps", "here it is --epochs, a fraction is allowed"),
-        ("sft", "--steps", "here it is --epochs, a fraction is allowed"),
+        ("sft", "--max-steps", "here it is --steps"),
         ("sft", "--packing", "not needed: rows are always packed"),
         ("sft", "--eval_dataset", "here it is --data.held-out"),
         ("dpo", "--loss_type", "here it is --loss.type, Dpo or Ipo"),

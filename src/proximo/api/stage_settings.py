@@ -9,6 +9,7 @@ from proximo.config.unions import walk, with_fields
 from proximo.config.vocabulary import field_of, foreign, names_in_stages, words_of
 from proximo.supervised.dpo import DpoConfig
 from proximo.supervised.reward_model import RewardModelConfig
+from proximo.supervised.schedule import fit_length
 from proximo.supervised.sft import SftConfig
 
 ARGUMENTS = (
@@ -27,6 +28,7 @@ class StageSettings(TypedDict, total=False):
     max_tokens: int
     batch: int
     epochs: float
+    steps: int
     lora: Any
     """A rank, True, a proximo.Lora or peft's LoraConfig."""
     warmup_steps: int
@@ -54,7 +56,9 @@ def with_stage_settings(
         config = replace(config, adapter=as_lora(rank)) if "lora" in settings else config
         settings = {word: value for word, value in settings.items() if word != "lora"}
     named = {word if word in WITHOUT_TABLE else field_of(kind, word): value for word, value in settings.items()}
-    return with_fields(config, {field: value for field, value in named.items() if field} | dict(more or {}))
+    given = {field: value for field, value in named.items() if field} | dict(more or {})
+    config = replace(config, fit=fit_length(config.fit, given))
+    return with_fields(config, given)
 
 
 def _answer(kind: str, config: Config, name: str) -> str:

@@ -76,8 +76,8 @@ def sft(
     run              the run folder; None: runs/sft-DATE
     model            where to start, unless a whole config is given: a folder, a run's folder or a hub id
     evaluation_data  likewise as data; without it a tenth of the prompts is held out
-    words            learning_rate (lr), epochs, batch, max_tokens, lora, warmup_steps, weight_decay, token_budget,
-                     seed, dtype: as flags in `proximo sft --help`
+    words            learning_rate (lr), epochs or steps, batch, max_tokens, lora, warmup_steps, weight_decay,
+                     token_budget, seed, dtype: as flags in `proximo sft --help`
     settings         any other field by its name: {"fit.patience": 3}
     The other arguments are those of `proximo.train`.
 

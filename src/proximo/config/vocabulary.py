@@ -78,6 +78,13 @@ WORDS = (
         of_stages="passes over the data",
     ),
     Word(
+        "steps",
+        "training steps",
+        _all_stages("fit.steps", train="steps"),
+        "INT",
+        of_stages="optimizer steps, in the place of --epochs",
+    ),
+    Word(
         "temperature",
         "sampling temperature",
         {"train": "sampling.temperature", "eval": "sampling.temperature"},
@@ -393,7 +400,6 @@ def foreign_names() -> Iterator[tuple[Foreign, list[str]]]:
 
 
 _OF_KIND = {
-    **{(stage, "steps"): Foreign("epochs", "a fraction is allowed") for stage in ("sft", "dpo", "reward-model")},
     **{
         (stage, "eval_data"): Foreign("data.held_out", "a file, or a share of the prompts")
         for stage in ("sft", "dpo", "reward-model")

@@ -153,7 +153,7 @@ def refuse_changes(folder: Path, changes: Mapping[str, str], allowed: Sequence[s
 
 def _more_steps(folder: Path, refused: Mapping[str, str]) -> str:
     """Command that trains a run on, where its steps differ: fields that follow from them keep its own values."""
-    steps = refused.get("steps", "").rpartition("now ")[2]
+    steps = refused.get("steps", refused.get("fit.steps", "")).rpartition("now ")[2]
     return f", or for more steps by proximo resume {folder} --steps {steps}" * steps.isdecimal()
 
 
