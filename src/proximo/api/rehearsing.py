@@ -20,7 +20,7 @@ COMMENT = "# "
 Config = TypeVar("Config")
 
 
-class Checked(Protocol):
+class Rehearsed(Protocol):
     """An overview of a stage that has been checked."""
 
     @property
@@ -52,7 +52,7 @@ class DryTrain:
         return _commented(self.config, self.labelled, self.more)
 
 
-def dry_stage(config: Config, check: Callable[[Config], Checked]) -> list[str]:
+def dry_stage(config: Config, check: Callable[[Config], Rehearsed]) -> list[str]:
     """Config of a stage as a file, and below it in comments what it would do; `check` refuses what cannot be run."""
     return _commented(config, check(config).lines, [])
 

@@ -84,7 +84,7 @@ class Grading:
                 self._logged.setdefault(id(completion), (completion, {}))[1].update(numbers)
 
     def take_logged(self, completion: Completion) -> dict[str, float]:
-        """What was logged of a completion since the last call."""
+        """Take what was logged of a completion since the last call."""
         with self._lock:
             _, numbers = self._logged.pop(id(completion), (completion, {}))
         return numbers
