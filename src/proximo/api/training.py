@@ -1,5 +1,6 @@
 """`proximo.train`: reinforcement learning from a config, or from a model and data, into a run folder."""
 
+import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from numbers import Integral
@@ -27,7 +28,7 @@ from proximo.models import load_tokenizer
 from proximo.models.adapters.lora import Lora
 from proximo.models.compiling import compiles
 from proximo.models.shipped import resolve
-from proximo.recipes.defaults import START, Default, defaults_for, kept, listed, traits_of, with_defaults
+from proximo.recipes.defaults import START, Default, as_begun, defaults_for, kept, listed, traits_of, with_defaults
 from proximo.recipes.presets import ARITHMETIC, with_algorithm, with_values
 from proximo.rewards import ExactMatch
 from proximo.rewards.metrics import Given
@@ -47,6 +48,7 @@ from proximo.runs.session import RunSession
 from proximo.runs.tracking.processes import tracked
 from proximo.runs.tracking.trackers import check_names
 from proximo.runs.webhook import Webhook, webhook_at
+from proximo.system.opening import read_text
 from proximo.tasks import Task, TaskOptions
 from proximo.tasks.sources.mixture import with_reward
 from proximo.tasks.sources.opening import open_data
@@ -205,6 +207,7 @@ def train_in(
     check_names(track)
     observed = ObservedProgress(Silent() if quiet else progress_here(), on_step or (lambda step, metrics: None))
     folder = folder_for(run, explain.nearest(config.algorithm).name)
+    config = going_on(config, chosen, folder, allow_change)
     elsewhere = on_processes(
         config, folder, on_step, resume, allow_change or (), accept_lost, track, webhook, quiet=quiet
     )
@@ -231,6 +234,17 @@ def train_in(
     for line in () if quiet or elsewhere else run_ending(session.folder, result):
         say(line)
     return TrainedRun(session.folder, result)
+
+
+def going_on(config: RunConfig, chosen: Sequence[Default], folder: Path, allowed: Sequence[str] | None) -> RunConfig:
+    """The config for a folder: of a run that may go on for other steps, with what it chose by those it began with."""
+    if "steps" not in (allowed or ()):
+        return config
+    try:
+        began = tomllib.loads(read_text(folder / "config.toml"))
+    except (OSError, ValueError):  # none, or one that is damaged, which is told of when the run is opened
+        return config
+    return as_begun(config, chosen, began)
 
 
 def config_for(

@@ -18,7 +18,7 @@ from proximo.algorithms import explain
 from proximo.api.banners import Opening
 from proximo.api.endings import run_ending
 from proximo.api.rehearsing import DryTrain
-from proximo.api.training import trained
+from proximo.api.training import going_on, trained
 from proximo.cli.arguments import flag_names, refuse, refusing, say, take, take_switch
 from proximo.cli.commands import pipelines
 from proximo.cli.configs import naming_flags, preset, run_config
@@ -109,6 +109,7 @@ def run(arguments: list[str]) -> int:
         _print_plan(config, Opening(folder or "runs/DATE", defaults), as_json)
         return 0
     path = without_links(Path(folder) if folder else Path("runs") / f"{datetime.now():%Y%m%d-%H%M%S}")
+    config = going_on(config, defaults, path, allowed)
     if config.ranks is not None:
         is_named = folder is not None
         status = launched(
