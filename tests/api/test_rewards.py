@@ -174,7 +174,7 @@ def test_dapo_with_several_functions_keeps_groups_whose_total_differs(tmp_path: 
 
 
 def test_dapo_goes_by_no_verdict_that_is_not_rewarded(tmp_path: Path):
-    line = "reward the verdict too, `rewards.task=1.0`, or keep all groups, `algorithm.keep.type=KeepAll`"
+    line = "reward the verdict too, `rewards.task=1.0`, keep all groups, `algorithm.keep.type=KeepAll`"
     with pytest.raises(ValueError, match=line):
         with_rewards(small(algorithm=proximo.DAPO), [sums, words])
     correct = replace(proximo.GRPO, keep=KeepCorrect())

@@ -15,7 +15,9 @@ from proximo.config.unions import with_fields
 from proximo.config.vocabulary import field_of, words_of
 from proximo.environments.kinds import MultiTurn
 from proximo.losses.pieces.gates import Clip
+from proximo.models import loading
 from proximo.recipes.presets import ARITHMETIC
+from proximo.rl.config import RunConfig
 
 ROWS = [{"prompt": f"{n}+{n}=", "answer": str(2 * n)} for n in range(20)]
 MODEL = "tiny-arithmetic"
@@ -32,9 +34,9 @@ def here(tmp_path: Path, monkeypatch) -> None:
 
 def test_settings_are_the_words_of_the_command_line():
     words = {name for word, _ in words_of("train") for name in (word.name, word.also) if name}
-    assert set(Settings.__annotations__) == words - {"environment", "tools", "max_turns"} | {*WITHOUT_TABLE}
+    assert set(Settings.__annotations__) == words - {"environment", "tools", "max_turns", "steps"} | {*WITHOUT_TABLE}
     parameters = inspect.signature(proximo.train).parameters
-    assert {"environment", "tools", "max_turns"} < set(parameters)
+    assert {"environment", "tools", "max_turns", "steps"} < set(parameters)
     assert not set(parameters) & set(Settings.__annotations__)
 
 
@@ -80,7 +82,6 @@ def test_each_setting_changes_its_field_and_no_other():
         ({"stps": 1}, "the nearest is steps; it takes model, "),
         ({"beta": 0.1}, "here it is kl"),
         ({"eval_dataset": 1}, "here it is evaluation_data"),
-        ({"dry_run": True}, "`proximo.config_for(...)`, with the same arguments, gives the config"),
     ],
 )
 def test_other_names_are_answered(arguments, remedy):
@@ -100,7 +101,7 @@ def test_all_wrong_names_are_answered_in_one_error():
     for argument in ("data", "reward", "metrics", "schedules", "steps", "group_size", "lr"):
         assert f" {argument}," in whole
     assert " beta" not in whole
-    with pytest.raises(TypeError, match=r"^max_steps: here it is epochs.*\nref_model: here it is `settings="):
+    with pytest.raises(TypeError, match=r"^max_steps: here it is steps\nref_model: here it is `settings="):
         proximo.dpo("pairs.jsonl", model="m", max_steps=8, ref_model="m")  # pyright: ignore
 
 
@@ -214,6 +215,48 @@ def test_help_fits_a_screen():
     text = inspect.getdoc(proximo.train) or ""
     assert len(text.splitlines()) <= 40
     assert max(map(len, text.splitlines())) <= 116
+
+
+@pytest.mark.slow("measures the machine, which a dry run tells")
+def test_a_dry_run_says_what_would_run_and_starts_nothing(capsys, monkeypatch):
+    monkeypatch.setattr(loading, "load_weights", lambda *_, **__: pytest.fail("weights were loaded"))
+    seen: list[Any] = []
+    given: dict[str, Any] = {"data": ROWS, "steps": 2, "dry_run": True}
+    lines: Any = proximo.train(MODEL, "runs/a", log=seen.append, **given)
+    assert lines == seen
+    text = "\n".join(lines)
+    assert toml.loads(text, RunConfig).steps == 2
+    for line in (
+        "# model          tiny-arithmetic",
+        "# reward         1 for the reference answer",
+        "# run folder     runs/a",
+    ):
+        assert line in text
+    assert not Path("runs/a").exists()
+    capsys.readouterr()
+    again: Any = proximo.train(MODEL, "runs/a", quiet=True, **given)
+    assert again == lines
+    assert capsys.readouterr().err == ""
+    with pytest.raises(ValueError, match="no tracker is called 'wandbb'"):
+        proximo.train(MODEL, track="wandbb", **given)
+    with pytest.raises(TypeError, match="dry_run: nothing is trained here"):
+        proximo.config_for(MODEL, data=ROWS, dry_run=True)  # pyright: ignore
+
+
+def test_stages_and_evaluations_have_dry_runs(capsys, monkeypatch):
+    monkeypatch.setattr(loading, "load_weights", lambda *_, **__: pytest.fail("weights were loaded"))
+    chats = [{"prompt": f"{n}+1=", "completion": str(n + 1)} for n in range(20)]
+    pairs = [{"prompt": f"{n}+1=", "chosen": str(n + 1), "rejected": "0"} for n in range(20)]
+    for stage, data in ((proximo.sft, chats), (proximo.dpo, pairs), (proximo.reward_model, pairs)):
+        lines: Any = stage(data, "runs/b", model=MODEL, dry_run=True)
+        assert capsys.readouterr().err.splitlines() == lines
+        assert any(line.startswith("# data ") for line in lines)
+        assert f'model = "{MODEL}"' in lines
+    asked: Any = proximo.evaluate(MODEL, problems=5, dry_run=True)
+    assert "5 problems from the held-out ones" in asked[-1]
+    assert not Path("runs/b").exists()
+    with pytest.raises(ValueError, match="fit.freeze"):
+        proximo.sft(chats, model=MODEL, dry_run=True, settings={"fit.freeze": ("nothing",)})
 
 
 @pytest.mark.slow("trains a run")

@@ -4,6 +4,7 @@ import os
 import signal
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +17,28 @@ from proximo.cli.arguments import as_flags
 from proximo.config import toml
 from proximo.rl import build
 from tests.api.settings import small
+
+
+@pytest.mark.slow("trains a run, and goes on with it")
+def test_one_permission_is_enough_for_more_steps(tmp_path: Path, capsys):
+    """How often is evaluated is chosen by the steps, and keeps the value that the run began with."""
+    rows = [{"prompt": f"{n}+{n}=", "answer": str(2 * n)} for n in range(20)]
+    small: dict[str, Any] = {"data": rows, "batch": 2, "group_size": 2, "max_tokens": 2, "quiet": True}
+    for steps, allowed in ((20, []), (40, ["steps"])):
+        run = proximo.train(
+            "tiny-arithmetic",
+            tmp_path / "run",
+            steps=steps,
+            allow_change=allowed,
+            on_step=lambda step, metrics: True,
+            **small,
+        )
+    config = toml.loads((tmp_path / "run" / "config.toml").read_text(), proximo.RunConfig)
+    assert (config.steps, config.evaluation.every) == (40, 2)
+    assert [row["step"] for row in run.metrics().to_pylist() if "reward" in row and row["reward"] is not None] == [1, 2]
+    with pytest.raises(ValueError, match="seed was 0, now 1") as refused:
+        proximo.train("tiny-arithmetic", tmp_path / "run", steps=60, allow_change=["steps"], seed=1, **small)
+    assert "evaluation.every" not in str(refused.value)
 
 
 def metrics(folder: Path) -> bytes:

@@ -7,7 +7,7 @@ import pytest
 
 import proximo
 from proximo.cli import main
-from proximo.cli.configs import base_config
+from proximo.cli.configs import base_config, run_config
 from proximo.models import tiny_model, tiny_tokenizer
 from proximo.rewards import ExactMatch
 from proximo.rl.reward_config import RewardModel
@@ -123,6 +123,24 @@ def test_python_leaves_the_answers_to_be_logged_too(model, data, tmp_path):
     config = proximo.config_for(model, data=str(tmp_path / "asked.jsonl"), settings=settings, quiet=True)
     assert isinstance(config.task, File)
     assert config.task.reward is None
+
+
+def test_a_filter_of_groups_goes_by_the_named_data_and_not_by_the_demos(model, data, tmp_path, capsys):
+    """With a reward model alone: prompts have no verdict, and answers may be left ungraded."""
+    asked = tmp_path / "asked.jsonl"
+    asked.write_text("".join(f'{{"prompt": "{number}+1="}}\n' for number in range(20)))
+    judged = ["--algorithm", "dapo", "--reward-model", "runs/judge", "--rewards.task", "0", "--model", model]
+
+    def task(*flags: str) -> File:
+        config, _ = run_config([*judged, *flags], prog="proximo train", usage="", description="", help_more="")
+        assert isinstance(config.task, File)
+        return config.task
+
+    for flags in (["--data", str(asked)], ["--data", data, "--task.reward.type", "None"]):
+        assert task(*flags).reward is None
+    with pytest.raises(SystemExit):
+        task("--data", data)
+    assert "by the whole reward, --task.reward.type None" in capsys.readouterr().err
 
 
 @pytest.mark.slow("trains and resumes a run")

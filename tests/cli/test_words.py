@@ -14,10 +14,10 @@ from proximo.algorithms import explain
 from proximo.cli import COMMANDS, main
 from proximo.cli.help_pages import PAGED, TAKES, page, unknown_flag
 from proximo.cli.mistakes import ALGORITHMS, DATA, DEMO_MODEL, DEMO_TASK, mistake
-from proximo.cli.words import answer_to, spelled_out
+from proximo.cli.words import answer_to, spelled_out, word_lines
 from proximo.config import toml
 from proximo.config.toml import ConfigError
-from proximo.config.vocabulary import FOREIGN
+from proximo.config.vocabulary import FOREIGN, STAGES
 from proximo.data.formats import FORMATS
 from proximo.recipes.presets import ARITHMETIC
 from proximo.rl.config import load_run
@@ -56,6 +56,10 @@ def test_words_stand_for_flags():
         *("--task.no-chat", "--adapter.type", "Lora"),
         *("--run", "a"),
     ]
+    assert spelled_out("rate", ["--max-tokens", "4", "--temperature=0.5"]) == [
+        *("--sampling.max-tokens", "4"),
+        "--sampling.temperature=0.5",
+    ]
     assert spelled_out("train", ["--lora", "8"]) == ["--adapter.rank", "8"]
     assert spelled_out("train", ["--environment", "g.py:Game", "--max-turns", "3"]) == [
         *("--environment.type", "MultiTurn", "--environment.path", "g.py:Game"),
@@ -63,6 +67,13 @@ def test_words_stand_for_flags():
     ]
     assert spelled_out("train", ["--environment", "None"]) == ["--environment", "None"]
     assert spelled_out("chat", ["--max-tokens", "3"]) == ["--max-tokens", "3"]
+
+
+def test_most_tokens_are_of_a_completion_where_something_is_sampled():
+    both = "most tokens of prompt and completion together"
+    for command in ("train", "eval", "rate", "sft", "dpo"):
+        assert any(both in line for line in word_lines(command)) is (command in STAGES)
+    assert any("most tokens of a completion (sampling.max_tokens)" in line for line in word_lines("rate"))
 
 
 @pytest.mark.slow("reads a model's data three times")
@@ -235,8 +246,7 @@ def test_fields_of_ours_are_none_of_another_librarys():
 @pytest.mark.parametrize(
     ("command", "flag", "answer"),
     [
-        ("sft", "--max-steps", "here it is --epochs, a fraction is allowed"),
-        ("sft", "--steps", "here it is --epochs, a fraction is allowed"),
+        ("sft", "--max-steps", "here it is --steps"),
         ("sft", "--packing", "not needed: rows are always packed"),
         ("sft", "--eval_dataset", "here it is --data.held-out"),
         ("dpo", "--loss_type", "here it is --loss.type, Dpo or Ipo"),

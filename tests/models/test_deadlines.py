@@ -1,6 +1,7 @@
 """Deadlines of templates: one thread for all of them, and nothing that strikes later."""
 
 import os
+import signal
 import threading
 import time
 from contextlib import suppress
@@ -75,6 +76,24 @@ def test_a_forked_process_watches_for_itself():
         except Late:
             os._exit(7)
         os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+
+
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+def test_a_process_that_is_forked_inside_a_deadline_has_it_too():
+    """And no other's: those of other threads ended with them."""
+    child = -1
+    try:
+        with within(9.0, ValueError), within(0.5, Late):
+            child = os.fork()
+            if child == 0:
+                signal.alarm(5)  # so that none is left behind
+                while True:
+                    pass
+    except Late:
+        if child == 0:
+            os._exit(7)
+        raise
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
 
 

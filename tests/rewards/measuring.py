@@ -50,5 +50,17 @@ def unknown(completions, **_):
 
 
 def logging(completions, log_metric, **_):
-    log_metric("length", 1.0)
+    log_metric("length", sum(map(len, completions)) / len(completions))
+    log_metric("odd name!", len(completions))
+    for number in (1, 3):
+        log_metric("step", number)
+    log_metric("text", "not a number")
+    log_metric("nothing", float("nan"))
     return [0.0 for _ in completions]
+
+
+def logging_alone(completions, log_metric, **_):
+    log_metric("alone", len(completions[0]))
+    if len(completions) > 1:
+        raise ValueError("only one by one")
+    return [1.0]

@@ -23,7 +23,7 @@ SCORES = {
     "slow_trl": (TRL, [1.0, 1.0]),
     "rubric": (RUBRIC, [1.0 + 0.5 + 0.25, 0.5 + 0.25]),
 }
-UNHEARD = {"slow_trl": "; what it gives to log_extra is not logged: metrics= is"}
+UNHEARD = {"slow_trl": "; what it gives to log_extra is not logged, what it gives to log_metric is"}
 
 
 @pytest.mark.parametrize("name", [name for name in SCORES if name not in ("grouped", "rubric")])

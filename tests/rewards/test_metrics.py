@@ -14,16 +14,23 @@ from proximo.api.progress import ObservedProgress, Silent
 from proximo.config import toml
 from proximo.config.trust.naming import named_code
 from proximo.processes.failures import GraderFailed
+from proximo.rewards import GivenFunction, PythonFunction
 from proximo.rewards.calling import adapted
 from proximo.rewards.grading import Grading
 from proximo.rewards.metrics import GivenMetric, PythonMetric, StepMeasures, mean, metric_of, step_columns, with_metrics
-from proximo.rl.config import RunConfig, load_run, loads_run
+from proximo.rewards.workers import Scored, _read
+from proximo.rl.async_sampling.one_step_ahead import OneStepAhead
+from proximo.rl.config import AheadOptions, RunConfig, load_run, loads_run
+from proximo.rl.grading import graded
+from proximo.rl.reward_config import RewardMix, WeightedRule
 from proximo.runs.config_changes import differences
 from proximo.runs.metric_docs import meaning
+from proximo.runs.rollout_json import plain_group, read_group
 from proximo.system.lines import JsonLines as Rows
+from proximo.tasks import File
 from proximo.types import Completion, Grade, Group, Problem, Rollout
-from tests.rewards import measuring
-from tests.rl.async_sampling.test_running_ahead import assert_resumed, config, left_after, trained
+from tests.rewards import measuring, others_rewards
+from tests.rl.async_sampling.test_running_ahead import assert_resumed, config, left_after, trained, waiting_for_all
 
 HERE = "tests.rewards.measuring"
 
@@ -124,8 +131,79 @@ def test_a_mean_is_the_same_in_any_order(numbers: list[float], random):
 
 
 def test_what_trl_logs_is_answered_with_metrics():
-    assert adapted(measuring.logging).described.endswith("what it gives to log_metric is not logged: metrics= is")
-    assert "logged" not in adapted(measuring.lengths).described
+    assert adapted(others_rewards.slow_trl).described.endswith(
+        "log_extra is not logged, what it gives to log_metric is"
+    )
+    for served in (measuring.logging, measuring.lengths):
+        assert "logged" not in adapted(served).described
+
+
+# What reward functions give to TRL's log_metric
+
+
+ASKED = [Problem("ab", "ab?", "ab"), Problem("x", "x?", "x")]
+"""Two prompts, asked once and twice."""
+ANSWERS = [Completion((1,), (0.0,), text, "stop") for text in ("four", "x", "xyz")]
+LOGGED = {"user/length": 8 / 3, "user/odd_name_": 5 / 3, "user/step": 2.0}  # of 4, 2 and 2; of 1, 2 and 2
+
+
+def graded_by(reward: GivenFunction | PythonFunction) -> list[Group]:
+    problems = [ASKED[0], ASKED[1]]
+    task = Asking(File("none.jsonl", reward=reward))
+    rollouts = graded(task, problems, iter([(0, tuple(ANSWERS[:1])), (1, tuple(ANSWERS[1:]))])).rollouts
+    return [Group(problem, (1,), each) for problem, each in zip(problems, rollouts, strict=True)]
+
+
+class Asking:
+    """A file's task whose file is not read."""
+
+    while_sampling = True
+
+    def __init__(self, task: File) -> None:
+        self.grade, self.begin = task.grade, task.begin
+
+
+def test_what_a_reward_function_logs_is_the_mean_over_the_steps_rows(grading: Grading):
+    with grading.active():
+        groups = graded_by(GivenFunction.of(measuring.logging))
+    assert groups[0].rollouts[0].grade == Grade(0.0, logged={"length": 4.0, "odd_name_": 1.0, "step": 2.0})
+    assert StepMeasures((), grading).begin(groups)() == pytest.approx(LOGGED)
+    of_its_own = StepMeasures([GivenMetric.of(measuring.unknown)], grading).begin(groups)()
+    assert of_its_own["user/length"] == pytest.approx(8 / 3)
+    assert of_its_own["user/one"] == 3.0
+    assert read_group(plain_group(groups[1], {}), lambda *_: ASKED[1], {}) == groups[1]
+    assert "logged" not in plain_group(GROUPS[0], {})["rollouts"][0]
+
+
+@pytest.mark.slow("starts a process")
+def test_it_is_logged_from_a_process_of_its_own_and_of_completions_that_are_tried_alone(grading: Grading):
+    with grading.active():
+        assert StepMeasures((), grading).begin(graded_by(PythonFunction(f"{HERE}:logging")))() == pytest.approx(LOGGED)
+        one, *rest = graded_by(PythonFunction(f"{HERE}:logging_alone"))
+    assert one.rollouts[0].grade.logged == {"alone": 4.0}
+    assert [each.grade.logged for each in rest[0].rollouts] == [{"alone": 1.0}, {"alone": 3.0}]
+
+
+@pytest.mark.parametrize(
+    "named", [None, [], {"a": "1"}, {"a b": 1.0}, {"a": math.inf}, {str(n): 1.0 for n in range(101)}]
+)
+def test_what_a_process_says_was_logged_is_not_taken_on_trust(named):
+    assert _read({"scores": [1.0], "logged": named}, 1) == Scored([1.0])
+
+
+@pytest.mark.slow("trains a run and resumes it")
+@pytest.mark.usefixtures("small_shipped_model", "ordinary_precision")
+def test_a_resumed_run_logs_what_was_logged_of_completions_that_wait(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(OneStepAhead, "graded", waiting_for_all)
+    mix = RewardMix(rules=(WeightedRule(PythonFunction(f"{HERE}:logging")),))
+    settings = config(steps=4, rewards=mix, ahead=AheadOptions(2))
+    trained(settings, tmp_path / "whole")
+    folder = left_after(2, tmp_path / "whole", tmp_path / "run")
+    trained(settings, folder)
+    assert_resumed(folder, tmp_path / "whole")
+    rows = [row for row in Rows(folder / "metrics.jsonl") if "reward" in row]
+    assert len(rows) == 4
+    assert all(row["user/length"] > 0 for row in rows)
 
 
 # As they are given

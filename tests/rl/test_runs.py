@@ -32,6 +32,7 @@ from proximo.rl.train import train
 from proximo.runs.health import HealthMonitor
 from proximo.runs.health.updates import WeakValueModel
 from proximo.samplers.sampler import SamplingOptions
+from proximo.tasks import File
 from proximo.tasks.arithmetic import Arithmetic
 from proximo.types import Completion, Grade, Group, Problem, Rollout
 from tests.policies import plain
@@ -273,7 +274,11 @@ REFUSED = [
     (lambda: ValueOptions(pretrain_steps=-1), r"value.pretrain_steps is -1"),
     (
         lambda: config("m", DAPO, rewards=RewardMix(0.0, (RewardModel("r"),))),
-        r"KeepMixed, which goes by the task's verdict: reward the verdict too",
+        r"KeepMixed, which goes by the task's verdict: reward the verdict too.*KeepAll`$",
+    ),
+    (
+        lambda: config("m", DAPO, task=File("f.jsonl"), rewards=RewardMix(0.0, (RewardModel("r"),))),
+        r"KeepAll`, or leave the answers ungraded, .* by the whole reward, `task.reward.type=None`",
     ),
     (lambda: config("m", VAPO, rewards=RewardMix(0.0, (RewardModel("r"),))), r"PositiveNll, which goes by the task"),
 ]

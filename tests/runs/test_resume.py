@@ -1195,6 +1195,34 @@ def test_a_stage_goes_on_with_the_same_bits(name, data, tmp_path):
     assert len(json.loads((folder / "run.json").read_text())["attempts"]) == 3
 
 
+@pytest.mark.slow("trains a run and resumes it twice")
+def test_a_stage_goes_on_for_more_steps(data, tmp_path, capsys):
+    """By one flag, as long as it is not finished; it has what so many steps from the start would have given."""
+    settings, folder = STAGES["sft"][1](data), tmp_path / "broken"
+    settings = replace(settings, fit=replace(FIT, warmup_steps=2, learning_rate_schedule="constant"))
+    sft(replace(settings, fit=replace(settings.fit, steps=9)), tmp_path / "whole", lambda line: None)
+
+    def say(said: str) -> None:
+        if "after step 6" in said:
+            raise Interrupted
+
+    with pytest.raises(Interrupted):
+        sft(settings, folder, say)
+    # Fewer than it had are a change like any other, and as many as are done leave nothing.
+    for allowed, line in (
+        ([], "fit.steps was not given, now 5"),
+        (["--allow-change", "fit.steps"], "the run has 5 steps now, and 5 are done"),
+    ):
+        with pytest.raises(SystemExit):
+            main(["resume", str(folder), "--steps", "5", *allowed])
+        assert line in capsys.readouterr().err
+    assert main(["resume", str(folder), "--steps", "9"]) == 0
+    assert stage_numbers(folder) == stage_numbers(tmp_path / "whole")
+    with pytest.raises(SystemExit):
+        main(["resume", str(folder), "--steps", "12"])
+    assert f"go on from its model by proximo sft DATA --model {folder} --run NEW" in capsys.readouterr().err
+
+
 @pytest.mark.slow("trains a run")
 def test_a_stage_that_is_asked_to_stop_saves_where_it_is(data, tmp_path):
     settings = STAGES["sft"][1](data)

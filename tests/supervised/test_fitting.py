@@ -4,6 +4,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from proximo.runs.checkpoints import saved
 from proximo.runs.log import RunLog
 from proximo.supervised.fitting import FitOptions, Fitted, Schedule, fit
 from proximo.supervised.kept_checkpoints import KeptCheckpoints, is_untrained, remove_later
+from proximo.supervised.schedule import fit_length
 from proximo.supervised.stage_model import stage_model
 
 OPTIONS = FitOptions(batch=2, learning_rate=0.01, warmup_steps=0, evaluate_every=1)
@@ -74,6 +76,20 @@ def test_epochs_may_be_parts(epochs: float, steps: int):
     assert Schedule(10, FitOptions(batch=4, epochs=epochs), seed=0).steps == steps
 
 
+def test_steps_take_the_place_of_epochs():
+    schedule = Schedule(10, FitOptions(batch=4, epochs=2.0, steps=7), seed=0)
+    assert (schedule.epoch, schedule.steps) == (3, 7)
+    assert sorted(item for step in (3, 4, 5) for item in schedule.items(step)) == list(range(10))
+    assert [schedule.learning_rate(step) for step in (0, 6)] != [0.0, 0.0]
+    assert [step for step in range(1, 8) if schedule.evaluates(step)] == [3, 6, 7]
+    options = FitOptions(epochs=2.0, steps=7)
+    assert fit_length(options, ["fit.steps", "fit.batch"]) == fit_length(options, []) == options
+    assert fit_length(options, ["epochs"]) == FitOptions(epochs=2.0)
+    for both in (["epochs", "steps"], ["fit.epochs", "steps"]):
+        with pytest.raises(ValueError, match="epochs and steps are both given: give one of them"):
+            fit_length(options, both)
+
+
 def test_learning_rates_by_hand():
     schedule = Schedule(8, FitOptions(batch=1, learning_rate=12.0, warmup_steps=2), seed=0)
     assert [schedule.learning_rate(step) for step in range(8)] == [6, 12, 12, 10, 8, 6, 4, 2]
@@ -93,7 +109,7 @@ def test_when_it_is_evaluated():
 
 
 def test_options_out_of_range():
-    whole = {"batch": 0, "token_budget": 0, "evaluate_every": 0, "patience": 0}
+    whole = {"batch": 0, "steps": 0, "token_budget": 0, "evaluate_every": 0, "patience": 0}
     for field, value in (whole | {"epochs": 0.0, "learning_rate": math.inf, "max_gradient_norm": -1.0}).items():
         with pytest.raises(ValueError, match=f"fit.{field} is {value}: it must be"):
             replace(FitOptions(), **{field: value})
@@ -154,6 +170,22 @@ def test_the_same_seed_gives_the_same_bytes(tmp_path: Path):
 
 
 # Which weights are kept.
+
+
+def test_fewer_steps_than_are_done_are_refused(tmp_path: Path):
+    log = RunLog(tmp_path)
+    log.start("")
+    options = replace(OPTIONS, epochs=6.0, save_every=1, evaluate_every=None)
+    fitted_to = partial(fit, tokenizer=tiny_tokenizer(), log=log, seed=0, say=lambda line: None)
+    whole = fitted_to(Pulled(), options)
+    point = tmp_path / "resume" / "step-000004"
+    for steps in (3, 4):
+        with pytest.raises(ValueError, match=f"the run has {steps} steps now, and 4 are done: give a larger fit.steps"):
+            fitted_to(Pulled(), replace(options, steps=steps), point=point)
+    before = rows(tmp_path)
+    assert (whole.steps, len(before)) == (6, 6)
+    more = fitted_to(Pulled(), replace(options, steps=6, epochs=1.0), point=point)
+    assert (more.steps, rows(tmp_path)) == (6, before)
 
 
 def test_it_stops_early_and_keeps_the_best(tmp_path: Path):

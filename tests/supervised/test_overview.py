@@ -1,6 +1,7 @@
 """What a stage says, and refuses, before it loads weights."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -154,6 +155,26 @@ def test_a_dry_run_prints_the_config_and_starts_nothing(folder: str, pairs: Data
         main(["sft", pairs.path, *run, "--fit.freeze", "nothing"])
     assert refused.value.code == 2
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow("runs commands")
+@pytest.mark.usefixtures("no_weights")
+def test_steps_are_given_in_the_place_of_epochs(folder: str, pairs: DataFile, tmp_path: Path, capsys):
+    flags = ["dpo", pairs.path, "--data.held-out", "0", "--model", folder, "--batch", "2", "--dry-run"]
+    assert main([*flags, "--steps", "8"]) == 0
+    printed = capsys.readouterr()
+    assert toml.loads(printed.out, DpoConfig).fit.steps == 8
+    assert re.search("steps +8 .1.6 epochs of 5.", printed.err)
+    file = tmp_path / "dpo.toml"
+    file.write_text(f'model = "{folder}"\nsteps = 8\n[data]\npath = "{pairs.path}"\n')
+    for given, steps in (([], 8), (["--steps", "9"], 9), (["--epochs", "2"], 10)):
+        assert main(["dpo", str(file), "--data.held-out", "0", "--batch", "2", *given, "--dry-run", "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["steps"] == steps
+    file.write_text(f"epochs = 2\n{file.read_text()}")
+    for both in ([*flags, "--steps", "8", "--fit.epochs", "1"], ["dpo", str(file), "--dry-run"]):
+        with pytest.raises(SystemExit):
+            main(both)
+        assert "epochs and steps are both given: give one of them" in capsys.readouterr().err
 
 
 def test_data_is_named_once(pairs: DataFile, folder: str, capsys):

@@ -1,6 +1,6 @@
 """One run of a study in a separate process: trained as a comparison's run is, then reduced to its record.
 
-python -m proximo_lab.studies.worker CONFIG SEED DIR THREADS ONEDNN ACCEPT_LOST PARENT
+python -m proximo_lab.studies.worker CONFIG SEED DIR THREADS ONEDNN ACCEPT_LOST TRACKERS ALLOWED PARENT
 """
 
 import sys

@@ -57,6 +57,7 @@ def compare(
     jobs: int | None = None,
     track: str | Sequence[str] = (),
     accept_lost_rows: bool = False,
+    allow_change: Sequence[str] = (),
     quiet: bool = False,
 ) -> ComparisonResult:
     """Train each config with each seed on one task and an equal budget; what `proximo compare` does.
@@ -75,6 +76,7 @@ def compare(
     jobs     runs at a time (as many as the cores allow)
     track    trackers that each run is sent to while it runs, as in proximo.train
     accept_lost_rows   resume runs although their metrics.jsonl or ledger.jsonl has lost rows
+    allow_change   fields that may differ from those the comparison began with, such as ["device"]
     quiet    no lines of progress on stderr
 
     Example:
@@ -103,7 +105,9 @@ def compare(
     )
     path = folder_for(run, "compare")
     view = Lines(keep_quiet if quiet else say)
-    result, _ = compared(plan, path, jobs, command, view, accept_lost=accept_lost_rows, track=trackers)
+    result, _ = compared(
+        plan, path, jobs, command, view, accept_lost=accept_lost_rows, track=trackers, allowed=allow_change
+    )
     return result
 
 
@@ -200,11 +204,12 @@ def compared(
     *,
     accept_lost: bool = False,
     track: Sequence[str] = (),
+    allowed: Sequence[str] = (),
 ) -> tuple[ComparisonResult, list[RunFailure]]:
     """Do what is left of a comparison and write its reports; ValueError where the folder cannot be taken for it."""
     machines = machines_for(plan)
     max_jobs = jobs or default_jobs(plan, machines)
-    files, existed = ComparisonFolder(path, track), path.exists()
+    files, existed = ComparisonFolder(path, track, allowed), path.exists()
     with ExitStack() as until:
         try:
             lock = FolderLock(path)

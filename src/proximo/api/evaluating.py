@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from proximo.algorithms import UnusualChoice
+from proximo.api.evaluation.models import Candidate
 from proximo.api.evaluation.results import ModelResult
 from proximo.api.folders import PathLike
 from proximo.api.messages import Say, keep_quiet, say
@@ -93,6 +94,7 @@ def evaluate(
     seed: int | None = None,
     quiet: bool = False,
     load_code: bool = False,
+    dry_run: bool = False,
 ) -> Evaluation:
     """Held-out accuracy of a model, with its 95 % interval; what `proximo eval` does.
 
@@ -108,6 +110,7 @@ def evaluate(
     device, dtype, seed   as in RunConfig
     quiet     no lines on stderr
     load_code   load code that the run's config names, although you have not run it with this run before
+    dry_run   True: load no weights; the lines of `proximo eval --dry-run` are said and returned
 
     Example:
         result = proximo.evaluate("runs/mine", problems=200)
@@ -116,9 +119,7 @@ def evaluate(
     refuse_kind("model", model, (str, Path), "a folder, a run's folder or a hub id")
     tell = keep_quiet if quiet else say
     task, data = _one_of(task, data)
-    config, source = own_evaluation(str(model), load_code=load_code)
-    if source is None and task is None and data is None:
-        config, source = shipped_evaluation(str(model))
+    config, source = _base(str(model), load_code, has_problems=task is not None or data is not None)
     if data is not None:
         config = _on_given(config, data, str(model), rewarded=rewards is not None or not config.rewards.task, tell=tell)
     given: dict[str, Any] = {
@@ -133,11 +134,27 @@ def evaluate(
     config = replace(config, **{name: value for name, value in given.items() if value is not None})
     if source is not None:
         tell(source)
+    config = with_rewards(config, rewards)
     with as_found():
-        result, failures = evaluated(str(model), with_rewards(config, rewards))
+        if dry_run:
+            return _dry(str(model), config, quiet)
+        result, failures = evaluated(str(model), config)
     for failure in failures:
         tell(f"warning: {failure}")
     return result.evaluation
+
+
+def _base(model: str, load_code: bool, *, has_problems: bool) -> tuple[EvalConfig, str | None]:
+    """The config of a run's model, or where no problems are given of one that ships, and where it is from."""
+    config, source = own_evaluation(model, load_code=load_code)
+    return shipped_evaluation(model) if source is None and not has_problems else (config, source)
+
+
+def _dry(model: str, config: EvalConfig, quiet: bool) -> Any:
+    """Lines on what a model would be asked, said and returned."""
+    from proximo.api.rehearsing import evaluation_plan, evaluation_text, tell_lines  # which imports configs from here
+
+    return tell_lines(evaluation_text(*evaluation_plan([Candidate(model, model)], config)), quiet)
 
 
 def _one_of(task: "TaskOptions | str | None", data: Any) -> "tuple[TaskOptions | str | None, Any]":

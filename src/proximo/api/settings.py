@@ -14,10 +14,7 @@ from proximo.rl.config import RunConfig
 from proximo.rl.schedules import Changing, with_schedules
 
 EXAMPLE = "linear:1.0:0.7"
-OF_COMMANDS = {
-    "dry_run": "`proximo.config_for(...)`, with the same arguments, gives the config and says what was chosen, without "
-    "training"
-}
+OF_COMMANDS = {"dry_run": "nothing is trained here; `proximo.train(...)` takes it, with the same arguments"}
 """Answers to flags of the command line that are no arguments."""
 IN_PYTHON = {"eval_data": "evaluation_data"}
 """Words of the command line that are arguments under another name."""

@@ -4,16 +4,17 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, TypedDict, TypeVar
 
-from proximo.api.settings import OF_COMMANDS, WITHOUT_TABLE, as_lora, no_such_argument
+from proximo.api.settings import WITHOUT_TABLE, as_lora, no_such_argument
 from proximo.config.unions import walk, with_fields
 from proximo.config.vocabulary import field_of, foreign, names_in_stages, words_of
 from proximo.supervised.dpo import DpoConfig
 from proximo.supervised.reward_model import RewardModelConfig
+from proximo.supervised.schedule import fit_length
 from proximo.supervised.sft import SftConfig
 
 ARGUMENTS = (
     *("data", "run", "model", "evaluation_data", "resume", "allow_change", "accept_lost_rows", "track", "notify"),
-    *("quiet", "settings"),
+    *("quiet", "dry_run", "settings"),
 )
 """Arguments of each stage that are no settings."""
 Config = TypeVar("Config", DpoConfig, RewardModelConfig, SftConfig)
@@ -27,6 +28,7 @@ class StageSettings(TypedDict, total=False):
     max_tokens: int
     batch: int
     epochs: float
+    steps: int
     lora: Any
     """A rank, True, a proximo.Lora or peft's LoraConfig."""
     warmup_steps: int
@@ -54,13 +56,13 @@ def with_stage_settings(
         config = replace(config, adapter=as_lora(rank)) if "lora" in settings else config
         settings = {word: value for word, value in settings.items() if word != "lora"}
     named = {word if word in WITHOUT_TABLE else field_of(kind, word): value for word, value in settings.items()}
-    return with_fields(config, {field: value for field, value in named.items() if field} | dict(more or {}))
+    given = {field: value for field, value in named.items() if field} | dict(more or {})
+    config = replace(config, fit=fit_length(config.fit, given))
+    return with_fields(config, given)
 
 
 def _answer(kind: str, config: Config, name: str) -> str:
     """Advice for a name that is no word of a stage."""
-    if name in OF_COMMANDS:
-        return f"`proximo {kind} DATA --model MODEL --{name.replace('_', '-')}` says what would run, without training"
     words = (each for word, _ in words_of(kind) for each in (word.name, word.also) if each)
     unknown = no_such_argument(name, kind.replace("-", "_"), [*ARGUMENTS, *words, *WITHOUT_TABLE])
     if (answer := foreign(name, kind)) is None:

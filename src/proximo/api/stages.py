@@ -9,6 +9,7 @@ from typing import Any, ParamSpec, TypeVar, Unpack
 from proximo.api.endings import stage_ending
 from proximo.api.folders import PathLike, attempted, folder_for, suit_session
 from proximo.api.messages import Say, keep_quiet, say
+from proximo.api.rehearsing import dry_stage, tell_lines
 from proximo.api.stage_settings import DpoSettings, StageSettings, with_stage_settings
 from proximo.api.threads import as_found, on_ranks
 from proximo.api.validate import refuse_kind, refuse_values
@@ -25,6 +26,7 @@ from proximo.supervised import reward_model as reward_model_stage
 from proximo.supervised import sft as sft_stage
 from proximo.supervised.dpo import DpoConfig
 from proximo.supervised.fitting import Fitted
+from proximo.supervised.overview import Overview
 from proximo.supervised.reward_model import RewardModelConfig
 from proximo.supervised.sft import SftConfig
 from proximo.supervised.snapshots import POINTS
@@ -64,6 +66,7 @@ def sft(
     track: str | Sequence[str] = (),
     notify: str | None = None,
     quiet: bool = False,
+    dry_run: bool = False,
     settings: Mapping[str, Any] | None = None,
     **words: Unpack[StageSettings],
 ) -> Fitted:
@@ -73,8 +76,8 @@ def sft(
     run              the run folder; None: runs/sft-DATE
     model            where to start, unless a whole config is given: a folder, a run's folder or a hub id
     evaluation_data  likewise as data; without it a tenth of the prompts is held out
-    words            learning_rate (lr), epochs, batch, max_tokens, lora, warmup_steps, weight_decay, token_budget,
-                     seed, dtype: as flags in `proximo sft --help`
+    words            learning_rate (lr), epochs or steps, batch, max_tokens, lora, warmup_steps, weight_decay,
+                     token_budget, seed, dtype: as flags in `proximo sft --help`
     settings         any other field by its name: {"fit.patience": 3}
     The other arguments are those of `proximo.train`.
 
@@ -83,6 +86,8 @@ def sft(
         print(fitted.before["loss"], fitted.best["loss"], fitted.checkpoint)
     """
     config = _config("sft", data, SftConfig(), model, evaluation_data, words, settings)
+    if dry_run:
+        return _dry(config, sft_stage.sft_overview, track, quiet)
     path = folder_for(run, "sft")
     return _fitted(
         "sft", config, path, sft_stage.sft, resume, allow_change, accept_lost_rows, track, webhook_at(notify), quiet
@@ -102,6 +107,7 @@ def dpo(
     track: str | Sequence[str] = (),
     notify: str | None = None,
     quiet: bool = False,
+    dry_run: bool = False,
     settings: Mapping[str, Any] | None = None,
     **words: Unpack[DpoSettings],
 ) -> Fitted:
@@ -115,6 +121,8 @@ def dpo(
         fitted = proximo.dpo("pairs.jsonl", "runs/dpo", model="runs/sft", lr=1e-6, beta=0.1)
     """
     config = _config("dpo", data, DpoConfig(DataFile("")), model, evaluation_data, words, settings)
+    if dry_run:
+        return _dry(config, dpo_stage.dpo_overview, track, quiet)
     path = folder_for(run, "dpo")
     return _fitted(
         "dpo", config, path, dpo_stage.dpo, resume, allow_change, accept_lost_rows, track, webhook_at(notify), quiet
@@ -134,6 +142,7 @@ def reward_model(
     track: str | Sequence[str] = (),
     notify: str | None = None,
     quiet: bool = False,
+    dry_run: bool = False,
     settings: Mapping[str, Any] | None = None,
     **words: Unpack[StageSettings],
 ) -> Fitted:
@@ -149,10 +158,20 @@ def reward_model(
     """
     default = RewardModelConfig(DataFile(""))
     config = _config("reward-model", data, default, model, evaluation_data, words, settings)
+    if dry_run:
+        return _dry(config, reward_model_stage.reward_model_overview, track, quiet)
     path, stage = folder_for(run, "reward-model"), reward_model_stage.train_reward_model
     return _fitted(
         "reward-model", config, path, stage, resume, allow_change, accept_lost_rows, track, webhook_at(notify), quiet
     )
+
+
+def _dry(config: Config, check: Callable[[Config], Overview], track: str | Sequence[str], quiet: bool) -> Any:
+    """Lines on what a stage would do, said and returned."""
+    refuse_values(config)
+    check_names([track] if isinstance(track, str) else track)
+    with as_found():
+        return tell_lines(dry_stage(config, check), quiet)
 
 
 def _config(

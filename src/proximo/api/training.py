@@ -1,5 +1,6 @@
 """`proximo.train`: reinforcement learning from a config, or from a model and data, into a run folder."""
 
+import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from numbers import Integral
@@ -12,6 +13,7 @@ from proximo.api.endings import run_ending
 from proximo.api.folders import PathLike, attempted, folder_for, suit_session
 from proximo.api.messages import Say, keep_quiet, say
 from proximo.api.progress import Log, ObservedProgress, OnStep, Silent, progress_here
+from proximo.api.rehearsing import DryTrain, tell_lines
 from proximo.api.rewards import Rewards, is_scored, with_rewards
 from proximo.api.run import TrainedRun, algorithm_of
 from proximo.api.settings import Settings, as_lora, measured, refuse_unknown, scheduled, with_settings
@@ -26,7 +28,7 @@ from proximo.models import load_tokenizer
 from proximo.models.adapters.lora import Lora
 from proximo.models.compiling import compiles
 from proximo.models.shipped import resolve
-from proximo.recipes.defaults import START, Default, defaults_for, kept, listed, traits_of, with_defaults
+from proximo.recipes.defaults import START, Default, as_begun, defaults_for, kept, listed, traits_of, with_defaults
 from proximo.recipes.presets import ARITHMETIC, with_algorithm, with_values
 from proximo.rewards import ExactMatch
 from proximo.rewards.metrics import Given
@@ -46,6 +48,7 @@ from proximo.runs.session import RunSession
 from proximo.runs.tracking.processes import tracked
 from proximo.runs.tracking.trackers import check_names
 from proximo.runs.webhook import Webhook, webhook_at
+from proximo.system.opening import read_text
 from proximo.tasks import Task, TaskOptions
 from proximo.tasks.sources.mixture import with_reward
 from proximo.tasks.sources.opening import open_data
@@ -89,6 +92,7 @@ def train(
     allow_change: "Sequence[str]" = (),
     accept_lost_rows: bool = False,
     quiet: bool = False,
+    dry_run: bool = False,
     schedules: "Schedules | None" = None,
     metrics: "Metrics | None" = None,
     settings: "Fields | None" = None,
@@ -112,6 +116,7 @@ def train(
     track, notify     wandb, trackio, tensorboard, mlflow, file.py:Name; a webhook ("": none, None: $PROXIMO_NOTIFY)
     resume, quiet     False: refuse a folder that is not empty; no lines on stderr, of what is trained, why, how far
     allow_change, accept_lost_rows   on resume: fields that differ from the run's, ["steps"]; go on with lost log rows
+    dry_run           True: start nothing; return the lines of `--dry-run`, and say them, by log where it is given
 
     Ctrl-C saves the run. ValueError says in a line what cannot be run, before a model is loaded where possible.
 
@@ -126,8 +131,19 @@ def train(
     base = _given(base, data, evaluation_data, _one_of(reward, rewards), algorithm, steps, quiet, words, played)
     config, chosen = _chosen(base, words, settings or {}, steps, suited=not isinstance(model, RunConfig))
     config = measured(scheduled(config, schedules), metrics)
+    if dry_run:
+        return tell_lines(_dry(config, run, chosen, track), quiet, log)
     options = {"resume": resume, "allow_change": allow_change, "accept_lost": accept_lost_rows, "track": track}
     return train_in(run, config, chosen, _observed(on_step, log), quiet, webhook=webhook_at(notify), **options)
+
+
+def _dry(config: RunConfig, run: PathLike | None, chosen: Sequence[Default], track: str | Sequence[str]) -> list[str]:
+    """Lines on what a run would do."""
+    refuse_values(config)
+    check_names([track] if isinstance(track, str) else track)
+    opening = Opening(folder_for(run, explain.nearest(config.algorithm).name), chosen, CHANGED)
+    with as_found(), name_user_code(config):
+        return DryTrain.of(config, opening).lines
 
 
 def _one_of(reward: "Rewards | None", rewards: "Rewards | None") -> "Rewards | None":
@@ -191,6 +207,7 @@ def train_in(
     check_names(track)
     observed = ObservedProgress(Silent() if quiet else progress_here(), on_step or (lambda step, metrics: None))
     folder = folder_for(run, explain.nearest(config.algorithm).name)
+    config = going_on(config, chosen, folder, allow_change)
     elsewhere = on_processes(
         config, folder, on_step, resume, allow_change or (), accept_lost, track, webhook, quiet=quiet
     )
@@ -217,6 +234,17 @@ def train_in(
     for line in () if quiet or elsewhere else run_ending(session.folder, result):
         say(line)
     return TrainedRun(session.folder, result)
+
+
+def going_on(config: RunConfig, chosen: Sequence[Default], folder: Path, allowed: Sequence[str] | None) -> RunConfig:
+    """The config for a folder: of a run that may go on for other steps, with what it chose by those it began with."""
+    if "steps" not in (allowed or ()):
+        return config
+    try:
+        began = tomllib.loads(read_text(folder / "config.toml"))
+    except (OSError, ValueError):  # none, or one that is damaged, which is told of when the run is opened
+        return config
+    return as_begun(config, chosen, began)
 
 
 def config_for(

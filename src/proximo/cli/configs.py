@@ -43,7 +43,7 @@ from proximo.recipes.pipeline import PipelineConfig
 from proximo.recipes.presets import ARITHMETIC, PRESETS, with_algorithm, with_values
 from proximo.rewards import ExactMatch
 from proximo.rl.config import RunConfig, load_run, steps_of
-from proximo.rl.reward_config import RewardModel
+from proximo.rl.reward_config import RewardMix, RewardModel
 from proximo.system.opening import read_file, without_links
 from proximo.tasks import Code, File
 from proximo.tasks.sources.mixture import with_reward
@@ -58,16 +58,16 @@ def base_config(arguments: list[str], default: RunConfig = ARITHMETIC) -> RunCon
     config = _with_weight(config, arguments)
     if name is not None:
         config = with_named(config, named_algorithm("--algorithm", name).value, arguments)
-    if judge is not None:
-        config = _with_judge(config, judge, take(arguments, "--rewards.task"))
+    mix = config.rewards if judge is None else _with_judge(config.rewards, judge, take(arguments, "--rewards.task"))
     environment = take_environment(arguments, config.environment)
-    is_paid = bool(rewards) or is_rewarded(config.rewards, environment)
-    task = take_task(arguments, config.model, rewarded=is_paid, watched=config.rewards.only_watches)
+    is_paid = bool(rewards) or is_rewarded(mix, environment)
+    task = take_task(arguments, config.model, rewarded=is_paid, watched=mix.only_watches)
     if task is not None and rewards:
         task = with_reward(task, ExactMatch())  # stands for the rewards until they take its place
-    config = with_values(config if task is None else replace(config, task=task, environment=environment))
     with refusing():
-        return with_rewards(config, rewards or None)
+        # At once: what chooses by a verdict may refuse the demo's task beside a reward that suits the named one.
+        config = replace(config, rewards=mix, **({} if task is None else {"task": task, "environment": environment}))
+        return with_rewards(with_values(config), rewards or None)
 
 
 def run_config(
@@ -252,9 +252,8 @@ def preset(name: str) -> RunConfig | PipelineConfig | None:
     return next((preset.config for preset in PRESETS if preset.name == name), None)
 
 
-def _with_judge(config: RunConfig, path: str, task_weight: str | None) -> RunConfig:
+def _with_judge(mix: RewardMix, path: str, task_weight: str | None) -> RewardMix:
     """Rewarded by a reward model too; the weight of the task's verdict is taken at once, as 0 may be the only one."""
     with refusing():
-        weight = config.rewards.task if task_weight is None else read_number("--rewards.task", task_weight, float)
-        models = (*config.rewards.models, RewardModel(path))
-        return replace(config, rewards=replace(config.rewards, task=weight, models=models))
+        weight = mix.task if task_weight is None else read_number("--rewards.task", task_weight, float)
+        return replace(mix, task=weight, models=(*mix.models, RewardModel(path)))

@@ -112,8 +112,12 @@ def take_task(
     for line in opened.lines:
         say(line)
     _take_applied(arguments, APPLIED if isinstance(opened.task, Mixture) else APPLIED[:1])
-    # Stands for the reward that the flags name, and is replaced when they are read.
-    return with_reward(opened.task, ExactMatch()) if _peeked(arguments, "reward.type") else opened.task
+    if not (reward := _peeked(arguments, "reward.type")):
+        return opened.task
+    # Stands for the reward that the flags name, and is replaced when they are read. Answers that nothing rewards may be
+    # left ungraded at once: what chooses by a verdict would refuse one.
+    is_ungraded = watched and reward[0].lower() == "none"
+    return with_reward(opened.task, None if is_ungraded else ExactMatch())
 
 
 APPLIED = (

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from proximo.cli.arguments import flag_names, nearest, take, take_several
 from proximo.cli.naming import named
-from proximo.config.vocabulary import BY_NAME, Foreign, foreign, kind_of
+from proximo.config.vocabulary import BY_NAME, STAGES, Foreign, foreign, kind_of
 
 ALGORITHMS = (
     *("ppo", "grpo", "dapo", "gspo", "sapo", "gspo-token", "dr-grpo", "rloo", "reinforce-pp", "reinforce-pp-baseline"),
@@ -28,7 +28,6 @@ OF_OTHERS = (".yaml", ".yml", ".py")
 """Files that configure or are a run elsewhere."""
 DATA = (".jsonl", ".json", ".parquet", ".csv", ".tsv", ".arrow")
 """Suffixes of files of data."""
-STAGES = ("sft", "dpo", "reward-model")
 WITH_MODELS = ("eval", "chat", "serve")
 """Commands whose first argument is a model."""
 WEIGHTS = Path(__file__).parents[1] / "models" / "weights"

@@ -5,6 +5,7 @@ from collections.abc import Collection, Sequence
 
 from proximo.config.vocabulary import (
     BY_NAME,
+    STAGES,
     Word,
     field_of,
     fields_by_word,
@@ -87,6 +88,6 @@ def word_lines(command: str) -> list[str]:
     lines = ["settings by one word (each stands for the field behind it):"]
     for word, field in words_of(kind):
         flags = ", ".join(f"{flag} {word.takes}".rstrip() for flag in word.flags)
-        meaning = word.of_stages if word.of_stages and kind != "train" else word.meaning
+        meaning = word.of_stages if word.of_stages and kind in STAGES else word.meaning
         lines.append(f"  {flags:<34} {meaning}{f' ({field})' if field else ''}")
     return [*lines, ""]

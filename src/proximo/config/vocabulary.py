@@ -14,8 +14,13 @@ KINDS = {
     "dpo": ("dpo",),
     "reward-model": ("reward-model",),
     "eval": ("eval",),
+    "rate": ("rate",),
 }
 """Kinds of configs, and the commands that read them."""
+
+
+STAGES = ("sft", "dpo", "reward-model")
+"""Kinds that learn from files."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +49,12 @@ class Word:
 
 
 def _all_stages(field: str, **others: str) -> dict[str, str]:
-    return {**dict.fromkeys(("sft", "dpo", "reward-model"), field), **others}
+    return {**dict.fromkeys(STAGES, field), **others}
+
+
+def _asked(field: str) -> dict[str, str]:
+    """A field of all that samples."""
+    return dict.fromkeys(("train", "eval", "rate"), field)
 
 
 WORDS = (
@@ -58,7 +68,7 @@ WORDS = (
     Word(
         "max_tokens",
         "most tokens of a completion",
-        _all_stages("data.max_tokens", train="sampling.max_tokens", eval="sampling.max_tokens"),
+        _all_stages("data.max_tokens", **_asked("sampling.max_tokens")),
         "INT",
         of_stages="most tokens of prompt and completion together",
     ),
@@ -78,9 +88,16 @@ WORDS = (
         of_stages="passes over the data",
     ),
     Word(
+        "steps",
+        "training steps",
+        _all_stages("fit.steps", train="steps"),
+        "INT",
+        of_stages="optimizer steps, in the place of --epochs",
+    ),
+    Word(
         "temperature",
         "sampling temperature",
-        {"train": "sampling.temperature", "eval": "sampling.temperature"},
+        _asked("sampling.temperature"),
         "FLOAT",
     ),
     Word("kl", "coefficient of the KL penalty in the loss; 0: none", {"train": "algorithm.kl.coefficient"}, "FLOAT"),
@@ -91,9 +108,9 @@ WORDS = (
         _all_stages("adapter.rank", train="adapter.rank"),
         "[INT]",
     ),
-    Word("system", "system prompt before each prompt", {"train": "task.system", "eval": "task.system"}),
-    Word("template", "text of the prompt, with columns in braces", {"train": "task.template", "eval": "task.template"}),
-    Word("chat", "format with the model's chat template, or not", {"train": "task.chat", "eval": "task.chat"}, ""),
+    Word("system", "system prompt before each prompt", _asked("task.system")),
+    Word("template", "text of the prompt, with columns in braces", _asked("task.template")),
+    Word("chat", "format with the model's chat template, or not", _asked("task.chat"), ""),
     Word(
         "environment",
         "FILE.py:CLASS that answers replies, in several turns",
@@ -393,11 +410,7 @@ def foreign_names() -> Iterator[tuple[Foreign, list[str]]]:
 
 
 _OF_KIND = {
-    **{(stage, "steps"): Foreign("epochs", "a fraction is allowed") for stage in ("sft", "dpo", "reward-model")},
-    **{
-        (stage, "eval_data"): Foreign("data.held_out", "a file, or a share of the prompts")
-        for stage in ("sft", "dpo", "reward-model")
-    },
+    **{(stage, "eval_data"): Foreign("data.held_out", "a file, or a share of the prompts") for stage in STAGES},
     ("dpo", "algorithm"): Foreign("loss.type", "Dpo or Ipo"),
     ("train", "reference"): Foreign("", "not needed: the reference is the model that training starts from"),
     ("eval", "group_size"): Foreign("samples", "completions of each problem"),

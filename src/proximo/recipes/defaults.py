@@ -1,8 +1,9 @@
 """Defaults that follow from a run's model and data, each with its reason."""
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass, replace
+from typing import Any
 
 from proximo.config.unions import with_fields
 from proximo.environments.kinds import Acting
@@ -21,6 +22,8 @@ from proximo.system.amounts import in_units
 from proximo.tasks import Task
 from proximo.types import Problem
 
+OF_STEPS = "evaluation.every"
+"""Field that is chosen by the number of steps."""
 LOOKED_AT = 20_000
 """Problems whose texts are compared for length."""
 TOKENIZED = 32
@@ -156,7 +159,7 @@ def defaults_for(config: RunConfig, traits: RunTraits, epochs: float | None = No
         return defaults
     if steps >= 2 * EVALUATIONS:
         why = f"{EVALUATIONS} evaluations in the run, from which the best checkpoint is kept"
-        defaults.append(Default("evaluation.every", steps // EVALUATIONS, why))
+        defaults.append(Default(OF_STEPS, steps // EVALUATIONS, why))
     return [*defaults, _evaluated(traits)]
 
 
@@ -167,6 +170,15 @@ def with_defaults(config: RunConfig, defaults: Sequence[Default]) -> RunConfig:
     chosen = {each.field: each.value for each in defaults if values or not each.field.startswith("value.")}
     given = replace(config, value=values) if any(field.startswith("value.") for field in chosen) else config
     return with_fields(given, chosen)
+
+
+def as_begun(config: RunConfig, chosen: Sequence[Default], began: Mapping[str, Any]) -> RunConfig:
+    """The config of a run that goes on for other steps, with its own value of what was chosen by its steps. `began`:
+    the tables of its config."""
+    if OF_STEPS not in {each.field for each in chosen}:
+        return config
+    table, _, name = OF_STEPS.partition(".")
+    return with_fields(config, {OF_STEPS: began.get(table, {}).get(name)})
 
 
 def kept(config: RunConfig, defaults: Sequence[Default], given: Collection[str] = ()) -> list[Default]:

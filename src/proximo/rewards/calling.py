@@ -6,6 +6,7 @@ Runs inside a worker too, which loads it by its file: it imports nothing heavy.
 import dis
 import inspect
 import itertools
+import math
 import os
 import re
 import threading
@@ -39,6 +40,9 @@ _MARKS = {
 """Parameters that only one of them has."""
 MAX_NAMES = 100
 """Metrics that one function may give."""
+MAX_NAME = 80
+"""Characters of a metric's name."""
+_NO_NAME = re.compile(r"[^\w.-]")
 _OF_VERIFIERS = ("prompt", "completion", "answer", "state", "info", "task")
 
 
@@ -54,10 +58,14 @@ class Adapted:
 
     def __call__(self, columns: Columns, count: int) -> list[Any]:
         """A score for each completion, of any type."""
+        return self.scored(columns, count, MetricLog())
+
+    def scored(self, columns: Columns, count: int, log: "MetricLog") -> list[Any]:
+        """A score for each completion, of any type; what the function gives to TRL's `log_metric` is in the log."""
         if self.form == RUBRIC:
             return _rubric(self.function, columns, count)
         if self.form == TRL:
-            return listed(finished(self.function(**_for_trl(self.function, columns))), count)
+            return listed(finished(self.function(**_for_trl(self.function, columns, log))), count)
         if self.form == VERL_BATCH:
             plural = {f"{name}s": [row.get(name) for row in _verl_rows(columns, count)] for name in _VERL}
             return [_score(item) for item in listed(finished(self.function(**accepted(self.function, plural))), count)]
@@ -70,21 +78,21 @@ class Adapted:
         entry is such a list, or one number of the whole step."""
         if self.form != TRL:
             return {"": self(columns, count)}
-        result = finished(self.function(**_for_trl(self.function, columns)))
+        log = MetricLog()
+        result = finished(self.function(**_for_trl(self.function, columns, log)))
+        logged = {name: [value] for name, value in log.means.items()}
         if not isinstance(result, Mapping):
-            return {"": listed(result, count)}
-        return {str(name): _one_or_listed(item, count) for name, item in itertools.islice(result.items(), MAX_NAMES)}
+            return {**logged, "": listed(result, count)}
+        return logged | {
+            str(name): _one_or_listed(item, count) for name, item in itertools.islice(result.items(), MAX_NAMES)
+        }
 
     @property
     def described(self) -> str:
         """Form of the call, in words, with what has no effect here."""
         names, _ = _parameters(self.function) if self.form == TRL else (set[str](), False)
-        unheard = [name for name in LOGGING if name in names]
-        return (
-            f"{self.form}; what it gives to {' and '.join(unheard)} is not logged: metrics= is"
-            if unheard
-            else self.form
-        )
+        unheard = "; what it gives to log_extra is not logged, what it gives to log_metric is"
+        return f"{self.form}{unheard * ('log_extra' in names)}"
 
 
 def adapted(function: Any) -> Adapted:
@@ -138,15 +146,32 @@ def accepted(function: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:
 # TRL
 
 
-def _for_trl(function: Any, columns: Columns) -> dict[str, Any]:
-    """The columns, and what TRL's trainer gives besides, to a function that names it: here without effect."""
-    trainers = {"trainer_state": None, "environments": None, **dict.fromkeys(LOGGING, _nothing)}
+def _for_trl(function: Any, columns: Columns, log: "MetricLog") -> dict[str, Any]:
+    """The columns, and what TRL's trainer gives besides, to a function that names it: all but `log_metric` is without
+    effect."""
+    trainers = {"trainer_state": None, "environments": None, "log_extra": _nothing, "log_metric": log}
     names, _ = _parameters(function)
     return accepted(function, columns) | {n: value for n, value in trainers.items() if n in names and n not in columns}
 
 
-LOGGING = ("log_extra", "log_metric")
-"""Functions of TRL's trainer that log."""
+class MetricLog:
+    """TRL's `log_metric(name, value)`, for one call of a reward function."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, list[float]] = {}
+
+    def __call__(self, name: Any, value: Any) -> None:
+        """Take a number by its name; what cannot be a metric's name is written as `_`, and what is no finite number is
+        left out."""
+        key, number = _NO_NAME.sub("_", str(name))[:MAX_NAME], to_number(value)
+        if key and isinstance(number, float) and math.isfinite(number):
+            if key in self._values or len(self._values) < MAX_NAMES:
+                self._values.setdefault(key, []).append(number)
+
+    @property
+    def means(self) -> dict[str, float]:
+        """The mean of each name's numbers."""
+        return {name: math.fsum(each / len(values) for each in values) for name, values in self._values.items()}
 
 
 def _nothing(*_: Any, **__: Any) -> None:

@@ -6,7 +6,7 @@ grades (rl/grading.py), and unknown to other threads. Nothing here belongs to th
 """
 
 import weakref
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
@@ -18,6 +18,7 @@ from proximo.processes.failures import Failure, Tally
 from proximo.processes.pool import Threads
 from proximo.rewards.judges.usage import Usage
 from proximo.rewards.workers import FunctionJob, WorkerPool
+from proximo.types import Completion
 
 
 class Closes(Protocol):
@@ -54,6 +55,8 @@ class Grading:
         """Further lines that a person should know; the loop takes them out."""
         self.forms: dict[str, str] = {}
         """How reward functions that were given in Python are called, by their names."""
+        self._logged: dict[int, tuple[Completion, dict[str, float]]] = {}
+        """Completions being graded, by their identity, and what reward functions logged of them."""
         # What is first here is closed last: workers end before the places that they run at.
         self._shared: dict[Hashable, Closes] = {} if places is None else {NodePlaces: places}
         self._lock = Lock()
@@ -73,6 +76,18 @@ class Grading:
     def threads(self, of: Hashable, at_once: int) -> Threads:
         """Threads of a reward that waits in this process; the same ones for equal rewards."""
         return self.shared(of, lambda: Threads(at_once))
+
+    def log(self, completion: Completion, numbers: Mapping[str, float]) -> None:
+        """Keep what a reward function logged of a completion, until its grade is there."""
+        if numbers:
+            with self._lock:
+                self._logged.setdefault(id(completion), (completion, {}))[1].update(numbers)
+
+    def take_logged(self, completion: Completion) -> dict[str, float]:
+        """Take what was logged of a completion since the last call."""
+        with self._lock:
+            _, numbers = self._logged.pop(id(completion), (completion, {}))
+        return numbers
 
     def take_notices(self) -> list[str]:
         taken, self.notices = self.notices, []

@@ -177,14 +177,18 @@ class StepMeasures:
             metric.check(self._grading)
 
     def begin(self, groups: Sequence[Group]) -> Waiting[dict[str, float]]:
-        """Begin to measure all that a step has sampled; other work may go on until the result is asked for."""
+        """Begin to measure all that a step has sampled; other work may go on until the result is asked for. What reward
+        functions logged while they graded it is there already."""
+        logged = logged_means(groups)
         if not self._metrics:
-            return dict
+            return lambda: logged
         columns = step_columns(groups)
         begun = [(metric.label, metric.begin(columns, self._grading)) for metric in self._metrics]
 
         def finish() -> dict[str, float]:
-            return {name: value for label, waiting in begun for name, value in self._read(label, waiting()).items()}
+            return logged | {
+                name: value for label, waiting in begun for name, value in self._read(label, waiting()).items()
+            }
 
         return finish
 
@@ -211,6 +215,13 @@ def step_columns(groups: Sequence[Group]) -> dict[str, list[Any]]:
     grades = [rollout.grade for _, rollout in rows]
     scores = {"rewards": [each.reward for each in grades], "outcomes": [each.verdict for each in grades]}
     return columns | {name: [None if math.isnan(score) else score for score in each] for name, each in scores.items()}
+
+
+def logged_means(groups: Sequence[Group]) -> dict[str, float]:
+    """Means of what reward functions gave to TRL's `log_metric`, over the samples of which they logged something."""
+    graded = [rollout.grade.logged for group in groups for rollout in group.samples]
+    names = dict.fromkeys(name for logged in graded for name in logged)
+    return {f"{PREFIX}{name}": mean([logged[name] for logged in graded if name in logged]) for name in names}
 
 
 def mean(numbers: Sequence[float]) -> float:

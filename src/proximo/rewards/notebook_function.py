@@ -8,14 +8,14 @@ from functools import partial
 from types import CodeType
 from typing import Any
 
-from proximo.processes.failures import Failure, GraderFailed, Outcome, checked, plain
+from proximo.processes.failures import Failure, GraderFailed, checked, plain
 from proximo.processes.worker import Junk, described
-from proximo.rewards.calling import Adapted, adapted, is_async, to_number
+from proximo.rewards.calling import Adapted, MetricLog, adapted, is_async, to_number
 from proximo.rewards.function import check_range, columns_of
 from proximo.rewards.grading import Grading, grading
 from proximo.rewards.protocol import Waiting
 from proximo.rewards.scoring import Answer, ask, groups, noted
-from proximo.rewards.workers import Columns
+from proximo.rewards.workers import Columns, Scored
 from proximo.types import Completion, Problem
 
 AT_ONCE = 64
@@ -112,19 +112,19 @@ class _InProcess:
 
     function: Adapted
 
-    def call(self, columns: Columns, constants: Mapping[str, Any]) -> list[Outcome] | Failure:
+    def call(self, columns: Columns, constants: Mapping[str, Any]) -> Scored | Failure:
         count = len(next(iter(columns.values())))
         # Copies: what a function does to its arguments must not reach the problems of a later step.
         arguments = deepcopy({name: list(column) for name, column in columns.items()} | dict(constants))
         try:
-            scores = self.function(arguments, count)
+            scores = self.function.scored(arguments, count, log := MetricLog())
         except Junk as error:
             return Failure("junk", plain(str(error)))
         except (
             Exception
         ) as error:  # not BaseException: Ctrl-C and sys.exit end the program that the function is part of
             return Failure(type(error).__name__, plain(described(error)))
-        return [checked(to_number(score)) for score in scores]
+        return Scored([checked(to_number(score)) for score in scores], log.means)
 
 
 def name_of(function: Function) -> str:

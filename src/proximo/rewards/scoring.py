@@ -11,7 +11,7 @@ from proximo.processes.worker import Junk, described
 from proximo.rewards.calling import listed, to_number
 from proximo.rewards.grading import grading, note_failure
 from proximo.rewards.protocol import Begins, Grader, Scores, Waiting
-from proximo.rewards.workers import Columns, FunctionJob
+from proximo.rewards.workers import Columns, FunctionJob, Scored
 from proximo.types import Completion, Problem
 
 MAX_DEATHS = 4
@@ -21,7 +21,7 @@ MAX_DEATHS = 4
 class Caller(Protocol):
     """A function that scores, wherever it runs."""
 
-    def call(self, columns: Columns, constants: Mapping[str, Any]) -> list[Outcome] | Failure:
+    def call(self, columns: Columns, constants: Mapping[str, Any]) -> Scored | Failure:
         """A score or a failure for each completion, or one failure of the whole call."""
         ...
 
@@ -57,17 +57,17 @@ class _Rewarding:
 
     reward: Grader
 
-    def call(self, columns: Columns, constants: Mapping[str, Any]) -> list[Outcome] | Failure:
+    def call(self, columns: Columns, constants: Mapping[str, Any]) -> Scored | Failure:
         problems, completions = columns["problems"], columns["completions"]
         return _caught(lambda: self.reward(problems, completions), len(completions))
 
-    def begin(self, problems: Sequence[Problem], completions: Sequence[Completion]) -> Waiting[list[Outcome] | Failure]:
+    def begin(self, problems: Sequence[Problem], completions: Sequence[Completion]) -> Waiting[Scored | Failure]:
         assert isinstance(self.reward, Begins)
         waiting = self.reward.begin(problems, completions)
         return lambda: _caught(waiting, len(completions))
 
 
-def _caught(scoring: Waiting[Scores], count: int) -> list[Outcome] | Failure:
+def _caught(scoring: Waiting[Scores], count: int) -> Scored | Failure:
     """The scores, or why there are none."""
     try:
         scores = listed(scoring(), count)
@@ -78,7 +78,7 @@ def _caught(scoring: Waiting[Scores], count: int) -> list[Outcome] | Failure:
     except Exception as error:
         return Failure(type(error).__name__, plain(described(error)))
     # NaN is a reward's own word for unscored, and it has counted why itself.
-    return [math.nan if score != score else checked(score) for score in map(to_number, scores)]
+    return Scored([math.nan if score != score else checked(score) for score in map(to_number, scores)])
 
 
 def score(
@@ -137,6 +137,8 @@ class Answer:
     scores: Sequence[Outcome]
     together: Failure | None = None
     """Failure of the call for all of them, if they were tried one by one after it."""
+    logged: Sequence[Mapping[str, float]] = ()
+    """Numbers that the function logged of each; none, or one entry for each."""
 
 
 def ask(
@@ -149,7 +151,7 @@ def ask(
 
 def _retried(
     function: Caller,
-    result: list[Outcome] | Failure,
+    result: Scored | Failure,
     columns: Columns,
     constants: Mapping[str, Any],
     *,
@@ -157,12 +159,16 @@ def _retried(
 ) -> Answer:
     count = len(next(iter(columns.values())))
     if isinstance(result, Failure) and alone and count > 1:
-        return Answer(_one_by_one(function, columns, constants, count), result)
-    return Answer([result] * count if isinstance(result, Failure) else result)
+        alone_each = _one_by_one(function, columns, constants, count)
+        scores = [score for each in alone_each for score in each.scores]
+        return Answer(scores, result, [each.logged for each in alone_each])
+    if isinstance(result, Failure):
+        return Answer([result] * count)
+    return Answer(result.scores, logged=[result.logged] * count)
 
 
 def noted(answer: Answer, completions: Sequence[Completion], *, grader: str) -> list[float | None]:
-    """The scores of an answer; failures are counted in the run's `Grading`."""
+    """The scores of an answer; failures are counted in the run's `Grading`, which keeps what the function logged."""
     with grading() as active:
         if answer.together is not None:
             # Counted even where each of them alone is scored: then the function fails for several at once.
@@ -171,20 +177,22 @@ def noted(answer: Answer, completions: Sequence[Completion], *, grader: str) -> 
             if isinstance(score, Failure):
                 example = f"{score.message}; the completion: {plain(completion.text, 100)!r}"
                 active.failures.add(grader, replace(score, message=example))
+        for completion, logged in zip(completions, answer.logged, strict=False):
+            active.log(completion, logged)
     return [math.nan if isinstance(score, Failure) else score for score in answer.scores]
 
 
-def _one_by_one(function: Caller, columns: Columns, constants: Mapping[str, Any], count: int) -> list[Outcome]:
-    scores: list[Outcome] = []
+def _one_by_one(function: Caller, columns: Columns, constants: Mapping[str, Any], count: int) -> list[Scored]:
+    scored: list[Scored] = []
     deaths = 0
     for row in range(count):
         if deaths == MAX_DEATHS:
-            scores.append(Failure("given up", f"{deaths} completions of its group had cost a process each"))
+            scored.append(Scored([Failure("given up", f"{deaths} completions of its group had cost a process each")]))
             continue
         result = function.call({name: [column[row]] for name, column in columns.items()}, constants)
         deaths += isinstance(result, Failure) and result.fatal
-        scores += [result] if isinstance(result, Failure) else result
-    return scores
+        scored.append(Scored([result]) if isinstance(result, Failure) else result)
+    return scored
 
 
 def groups(

@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -61,14 +61,15 @@ def _measured(function: Any, request: Mapping[str, Any]) -> dict[str, Any]:
     return worker.guarded(numbers, request["seed"])
 
 
-def _answered(function: Callable[..., Any], request: Mapping[str, Any], *, is_users: bool) -> dict[str, Any]:
+def _answered(function: Any, request: Mapping[str, Any], *, is_users: bool) -> dict[str, Any]:
     """The scores, or how the function failed."""
 
     def scored() -> dict[str, Any]:
         arguments, count = request["arguments"], request["count"]
+        log = calling.MetricLog()
         # A function of Proximo's own takes its arguments as they are.
-        scores = function(arguments, count) if is_users else calling.listed(function(**arguments), count)
-        return {"scores": [calling.to_number(score) for score in scores]}
+        scores = function.scored(arguments, count, log) if is_users else calling.listed(function(**arguments), count)
+        return {"scores": [calling.to_number(score) for score in scores], "logged": log.means}
 
     return worker.guarded(scored, request["seed"])
 

@@ -15,7 +15,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +43,16 @@ Measured = Mapping[str, Sequence[float]]
 """Numbers of a step by the names of their metrics; the empty one is that of the function."""
 Columns = Mapping[str, Sequence[Any]]
 """Arguments of a call by name, each with one entry for each completion."""
+
+
+@dataclass(frozen=True)
+class Scored:
+    """Result of a call of a reward function."""
+
+    scores: list[Outcome]
+    """Score or failure of each completion."""
+    logged: Mapping[str, float] = field(default_factory=dict)
+    """Numbers that the function logged, by their names."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +99,7 @@ class WorkerPool:
         """Begin work that calls the function."""
         return self._threads.begin(work)
 
-    def call(self, columns: Columns, constants: Mapping[str, Any]) -> "list[Outcome] | Failure":
+    def call(self, columns: Columns, constants: Mapping[str, Any]) -> "Scored | Failure":
         """A score or a failure for each completion, or one failure of the whole call."""
         return self._with_worker(lambda worker: worker.call(columns, constants))
 
@@ -154,7 +164,7 @@ class Worker:
         """The process of the last call."""
         self._calls = self._first_memory = 0
 
-    def call(self, columns: Columns, constants: Mapping[str, Any]) -> list[Outcome] | Failure:
+    def call(self, columns: Columns, constants: Mapping[str, Any]) -> Scored | Failure:
         """A score or a failure for each completion, or one failure of the whole call."""
         return self._answered(columns, constants, _read)
 
@@ -257,14 +267,22 @@ def _encoded(arguments: Mapping[str, Any]) -> str:
         raise GraderFailed(f"a column of the data cannot be given to a reward function: {error}") from error
 
 
-def _read(answer: Mapping[str, Any], count: int) -> list[Outcome] | Failure:
+def _read(answer: Mapping[str, Any], count: int) -> Scored | Failure:
     """Read the answer of a process that ran foreign code: it is data, and nothing about it is taken on trust."""
     scores, failed = answer.get("scores"), answer.get("failed")
     if isinstance(failed, str):
         return Failure(plain(failed, 80), plain(str(answer.get("message"))), fatal=failed in ("exit", "memory"))
     if not isinstance(scores, list) or len(scores) != count:
         return Failure("junk", "its process answered no list of scores", fatal=True)
-    return [checked(value) for value in scores]
+    return Scored([checked(value) for value in scores], _read_logged(answer.get("logged")))
+
+
+def _read_logged(named: object) -> dict[str, float]:
+    """Read what a function logged; nothing where that is no metrics."""
+    if not isinstance(named, dict) or len(named) > MAX_NAMES:
+        return {}
+    numbers = {name: value for name, value in named.items() if isinstance(value, float) and math.isfinite(value)}
+    return {name: value for name, value in numbers.items() if isinstance(name, str) and NAME.fullmatch(name)}
 
 
 def _read_measured(answer: Mapping[str, Any], count: int) -> "Measured | Failure":

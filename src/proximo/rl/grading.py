@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from contextvars import copy_context
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from queue import SimpleQueue
 from threading import Thread
@@ -80,7 +80,13 @@ def _begun(task: Task, problems: Sequence[Problem], completions: Sequence[Comple
             if not grade.applies:
                 message = f"every reward function returned None for {plain(problem.id, 100)}"
                 note_failure("rewards", Failure("none", message))
-        return tuple(Rollout(completion, grade) for completion, grade in zip(completions, grades, strict=True))
+        with grading() as active:
+            return tuple(
+                Rollout(
+                    completion, replace(grade, logged=logged) if (logged := active.take_logged(completion)) else grade
+                )
+                for completion, grade in zip(completions, grades, strict=True)
+            )
 
     return finish
 

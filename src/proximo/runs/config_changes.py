@@ -3,7 +3,8 @@
 import glob
 import hashlib
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from proximo.data.locating import hub_data
 from proximo.models.shipped import resolve
 from proximo.rewards.judges.judge import is_rubric_file
 from proximo.system.folders import MANIFEST, file_hash
-from proximo.system.opening import blob_of, names, without_links
+from proximo.system.opening import blob_of, names, read_text, without_links
 
 FREE = ("checkpoints", "ranks", "workers", "metrics")
 FREE_NAMES = ("save_every", "at_once")
@@ -127,11 +128,9 @@ def refuse_changes(folder: Path, changes: Mapping[str, str], allowed: Sequence[s
                 + "\n".join(lines)
             )
         return
-    fields = {field for field, _ in flat(tomllib.loads(known))} | changes.keys()
-    for name in allowed:
-        if not any(_covers([name], field) for field in fields):
-            raise ValueError(f"`allow_change={[name]}`: the config has no such field")
-    refused = {field: what for field, what in changes.items() if not _covers(allowed, field)}
+    fields = {*fields_of(known), *changes}
+    refuse_no_field(allowed, fields)
+    refused = not_allowed(changes, allowed)
     if not refused:
         return
     data = [field for field, what in refused.items() if _is_data(field) and what.endswith(CHANGED)]
@@ -151,9 +150,40 @@ def refuse_changes(folder: Path, changes: Mapping[str, str], allowed: Sequence[s
     )
 
 
+def refuse_no_field(allowed: Sequence[str], fields: Collection[str]) -> None:
+    """Raise ValueError for a name that stands for none of these fields."""
+    for name in allowed:
+        if not covered([name], fields):
+            raise ValueError(f"`allow_change={[name]}`: the config has no such field")
+
+
+def covered(names: Sequence[str], fields: Collection[str]) -> list[str]:
+    """The names that stand for one of these fields, or for a table that contains one."""
+    return [name for name in names if any(_covers([name], field) for field in fields)]
+
+
+def fields_of(config_toml: str) -> list[str]:
+    """Dotted names of a config's fields."""
+    return [field for field, _ in flat(tomllib.loads(config_toml))]
+
+
+def allowed_in(folder: Path, config_toml: str, allowed: Sequence[str]) -> list[str]:
+    """The allowed names that are fields of this run, by its config or by the one that its folder has: those of a
+    comparison may be one contender's alone."""
+    fields = fields_of(config_toml)
+    with suppress(OSError, ValueError):  # what is damaged there is told of when the run is opened
+        fields += fields_of(read_text(folder / "config.toml"))
+    return covered(allowed, fields)
+
+
+def not_allowed(changes: Mapping[str, str], allowed: Sequence[str]) -> dict[str, str]:
+    """The changes of fields that are not allowed to change."""
+    return {field: what for field, what in changes.items() if not _covers(allowed, field)}
+
+
 def _more_steps(folder: Path, refused: Mapping[str, str]) -> str:
     """Command that trains a run on, where its steps differ: fields that follow from them keep its own values."""
-    steps = refused.get("steps", "").rpartition("now ")[2]
+    steps = refused.get("steps", refused.get("fit.steps", "")).rpartition("now ")[2]
     return f", or for more steps by proximo resume {folder} --steps {steps}" * steps.isdecimal()
 
 

@@ -161,8 +161,8 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
         "router_loss": "load-balancing loss of an update: how unevenly experts are used",
     },
     "Metrics of your own": {
-        "user/…": "number that a function of `metrics` gives for the step, the mean where it gives one for each "
-        "completion; null where it fails or gives none",
+        "user/…": "number that a function of `metrics` gives for the step, or a reward function to `log_metric`: the "
+        "mean where there is one for each completion; null where it fails or gives none",
     },
     "Held-out problems, in separate rows": {
         "held_out/accuracy": "share of the greedy answers that are correct",

@@ -38,7 +38,8 @@ def _rollout(completion: Completion, grade: Grade) -> dict[str, Any]:
         if not values[name]:
             del values[name]
     steps = {"steps": grade.steps} if grade.steps else {}
-    return values | {"outcome": grade.outcome, "parts": dict(grade.parts), **steps}
+    logged = {"logged": dict(grade.logged)} if grade.logged else {}
+    return values | {"outcome": grade.outcome, "parts": dict(grade.parts), **steps, **logged}
 
 
 def _read_rollout(values: Mapping[str, Any], **routes: Tensor | None) -> Rollout:
@@ -55,7 +56,8 @@ def _read_rollout(values: Mapping[str, Any], **routes: Tensor | None) -> Rollout
         **routes,
     )
     steps = tuple((end, reward) for end, reward in values.get("steps", ()))
-    return Rollout(completion, Grade(values["outcome"], values["parts"], steps=steps), values.get("sample"))
+    grade = Grade(values["outcome"], values["parts"], steps=steps, logged=values.get("logged", {}))
+    return Rollout(completion, grade, values.get("sample"))
 
 
 def read_answers(answers: Sequence[Mapping[str, Any]], task: Task, seed: int) -> list[Answered]:

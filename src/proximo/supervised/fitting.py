@@ -179,12 +179,21 @@ class _Fitting:
                 self.held.keep_best()
             return
         values = read_point(point, self.held)
+        self._refuse_fewer_steps(values["step"], is_over=values["is_evaluated"])
         start()
         self.log.rewind(values["sizes"], values["step"])
         self.step, self.is_evaluated, self.saved = values["step"], values["is_evaluated"], values["step"]
         self._remove_later()
         self.before, self.spent, self.skipped = values["before"], values["seconds"], values["skipped"]
         self.best = BestStep(values["best_step"], values["best"], values["misses"])
+
+    def _refuse_fewer_steps(self, done: int, *, is_over: bool) -> None:
+        """Raise ValueError where nothing is left to do: a run that ends at a step that is done has no result there."""
+        if done > self.schedule.steps - is_over:
+            raise ValueError(
+                f"the run has {self.schedule.steps} steps now, and {done} are done: give a larger fit.steps or "
+                "fit.epochs, or those that it began with"
+            )
 
     def run(self) -> None:
         """Run all steps, or as many as patience allows."""

@@ -195,7 +195,8 @@ class Overview:
     @property
     def _steps(self) -> str:
         fit, schedule = self.config.fit, self.schedule
-        epochs = f"{fit.epochs:g} epoch{'s' * (fit.epochs != 1)} of {schedule.epoch}"
+        passes = fit.epochs if fit.steps is None else schedule.steps / schedule.epoch
+        epochs = f"{passes:.3g} epoch{'s' * (passes != 1)} of {schedule.epoch}"
         kept, points = self.config.checkpoints, f"a resume point every {fit.save_every}"
         if kept is not None:
             points = f"{points}; a checkpoint every {kept.every}, {kept.keep} are kept beside the best"

@@ -1,7 +1,8 @@
 """The schedule of a stage that trains on files: batches, learning rate, evaluations."""
 
 import math
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -19,6 +20,8 @@ LOWER = ("loss", "perplexity", "calibration")
 class FitOptions:
     epochs: float = 1.0
     """Passes over the data; 0.5 is half a pass."""
+    steps: int | None = None
+    """Optimizer steps, whatever `epochs` says. None: as many as the epochs have."""
     batch: int = 64
     """Maximum examples (or prompts with their completions) per optimizer step; an epoch is divided evenly."""
     learning_rate: float = 1e-5
@@ -59,7 +62,7 @@ class FitOptions:
 
     def __post_init__(self) -> None:
         check_kinds(self, "fit.")
-        for name in ("batch", "token_budget", "evaluate_every", "patience", "save_every"):
+        for name in ("steps", "batch", "token_budget", "evaluate_every", "patience", "save_every"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"fit.{name} is {value}: it must be at least 1")
@@ -71,6 +74,15 @@ class FitOptions:
             raise ValueError(
                 f"fit.warmup_steps {self.warmup_steps}, fit.weight_decay {self.weight_decay}: neither can be negative"
             )
+
+
+def fit_length(options: FitOptions, given: Collection[str]) -> FitOptions:
+    """The options with the length that was `given`, by words or dotted fields: epochs count where they are named, and
+    not those that a file's steps replace. ValueError where both are named."""
+    named = [name for name in ("epochs", "steps") if not {name, f"fit.{name}"}.isdisjoint(given)]
+    if len(named) > 1:
+        raise ValueError("epochs and steps are both given: give one of them")
+    return replace(options, steps=None) if named == ["epochs"] else options
 
 
 @dataclass(frozen=True)
@@ -89,6 +101,8 @@ class Schedule:
 
     @property
     def steps(self) -> int:
+        if self.options.steps is not None:
+            return self.options.steps
         return math.ceil(self.epoch * self.options.epochs - 1e-9)  # 100 · 1.1 is a little over 110
 
     def items(self, index: int) -> list[int]:

@@ -156,6 +156,8 @@ class Grade:
     steps: tuple[tuple[int, float], ...] = ()
     """Steps of a completion that is graded step by step: characters of its text up to the end of each, and its reward.
     The task score is a verdict on the whole."""
+    logged: Mapping[str, float] = field(default_factory=dict)
+    """Numbers that reward functions logged beside their rewards, by name."""
 
     @property
     def reward(self) -> float:

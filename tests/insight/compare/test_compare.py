@@ -716,6 +716,16 @@ def test_a_folder_whose_comparison_died_while_it_was_written_is_still_its_own(tm
             )
 
 
+def test_fields_that_are_allowed_to_change_may_differ_from_the_first_attempts(tmp_path):
+    plan, fewer = (make_plan([("a", config), ("b", SMALL)], 1) for config in (SMALL, replace(SMALL, device="cuda")))
+    ComparisonFolder(tmp_path).settle(plan, {"a": MACHINE, "b": MACHINE}, [])
+    with pytest.raises(ValueError, match=r"a: device was 'cpu', now 'cuda'.*, or allow .*allow_change"):
+        ComparisonFolder(tmp_path, allowed=["training"]).check(fewer)
+    ComparisonFolder(tmp_path, allowed=["device"]).check(fewer)
+    with pytest.raises(ValueError, match=r"`allow_change=\['devices'\]`: the config has no such field"):
+        ComparisonFolder(tmp_path, allowed=["devices"]).check(fewer)
+
+
 @pytest.mark.slow("trains several runs")
 def test_two_seeds_cannot_decide_and_three_can(result):
     assert all("two seeds cannot decide, give --seeds 3" in line for line in verdict_lines(result))

@@ -30,10 +30,27 @@ def folder(config, tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
+@pytest.mark.slow("trains a run, and goes on with it")
+def test_a_comparison_goes_on_with_a_run_whose_config_may_change(config, tmp_path: Path):
+    folder = tmp_path / "run"
+    proximo.train(config, folder, quiet=True)
+    (folder / "result.json").unlink()
+    later = replace(config, training=replace(config.training, learning_rate=1e-5))
+    job: Any = SimpleNamespace(config=later)
+    place: Any = SimpleNamespace(run=lambda job: folder, allowed=())
+    with pytest.raises(ValueError, match="training.learning_rate was"):
+        is_finished(job, place)
+    place.allowed = ("training.learning_rate", "algorithm.shape.coefficient")  # which another contender has
+    assert not is_finished(job, place)
+    train_one(later, folder, Machine.current(), allowed=place.allowed)
+    assert is_finished(job, place)
+    assert "training.learning_rate was" in (folder / "events.jsonl").read_text()
+
+
 @pytest.mark.slow("trains two runs")
 def test_a_comparison_takes_a_run_with_lost_rows_where_told_to(config, folder: Path):
     job: Any = SimpleNamespace(config=config)
-    place: Any = SimpleNamespace(run=lambda job: folder)
+    place: Any = SimpleNamespace(run=lambda job: folder, allowed=())
     with pytest.raises(ValueError, match="`accept_lost_rows=True`"):
         is_finished(job, place)
     assert not is_finished(job, place, accept_lost=True)

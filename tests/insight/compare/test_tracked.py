@@ -51,8 +51,8 @@ def test_compare_takes_trackers_and_skips_bad_rows(tmp_path: Path, monkeypatch, 
 
     seen: list = []
 
-    def compared(plan, path, jobs, command, view, *, accept_lost, track):
-        seen.append((plan, track))
+    def compared(plan, path, jobs, command, view, *, accept_lost, track, allowed):
+        seen.append((plan, track, allowed))
         raise ValueError("enough")
 
     monkeypatch.setattr(compare, "compared", compared)
@@ -60,11 +60,11 @@ def test_compare_takes_trackers_and_skips_bad_rows(tmp_path: Path, monkeypatch, 
     data.write_text("".join(json.dumps({"prompt": f"{n}+1=", "answer": str(n + 1)}) + "\n" for n in range(40)) + "{}\n")
     flags = ["--model", "tiny-arithmetic", "--data", str(data), "--updates", "4", "--run", str(tmp_path / "c")]
     monkeypatch.setattr("proximo.cli.run_folders.check_names", lambda names: None)  # none of their packages is here
-    more = ["--skip-bad", "--track", "tensorboard", "--sampling.max-tokens", "8"]
+    more = ["--skip-bad", "--track", "tensorboard", "--sampling.max-tokens", "8", "--allow-change", "device"]
     with pytest.raises(SystemExit):
         main(["compare", "--algorithms", "grpo", "gspo", *flags, *more])
     assert "enough" in capsys.readouterr().err
-    [(plan, track)] = seen
+    [(plan, track, allowed)] = seen
     assert [each.name for each in plan.contenders] == ["grpo", "gspo"]
     assert all(each.config.task.skip_bad for each in plan.contenders)
-    assert track == ["tensorboard"]
+    assert (track, allowed) == (["tensorboard"], ["device"])

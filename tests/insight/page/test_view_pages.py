@@ -465,6 +465,27 @@ def test_numbers_of_other_stages_are_drawn_as_they_are(window, tmp_path):
     assert set(charts) == {"all:loss", "all:gradient norm".replace(" ", "_")}
 
 
+def test_the_step_whose_weights_a_stage_keeps_is_marked(window, tmp_path):
+    """By the metric that decides: so far while it runs, then as its result says."""
+    held = [(0, 0.9, 0.5), (2, 0.5, 0.6), (4, 0.6, 0.8), (6, 0.5, 0.8)]
+    rows = [{"step": step, "held_out/loss": loss, "held_out/accuracy": pairs} for step, loss, pairs in held]
+    config = '[loss]\nbeta = 0.1\ntype = "Dpo"\n[fit]\nepochs = 1.0\n'
+    for name, metric, best in (("by-loss", "", None), ("by-pairs", 'metric = "accuracy"\n', None), ("done", "", 6)):
+        run = write_run(tmp_path / name, rows, state="running" if best is None else "finished")
+        (run / "config.toml").write_text(config + metric)
+        if best is not None:
+            (run / "result.json").write_text(f'{{"best_step": {best}}}')
+    page = window.serve(tmp_path)
+    for name, loss, pairs in (("by-loss", [2], []), ("by-pairs", [], [4]), ("done", [6], [])):
+        window.page.goto(page.address(run=name))
+        window.until("name => (window.proximo.charts['all:loss']?.lines ?? []).some((line) => line.run === name)", name)
+        charts = window.charts()
+        assert (charts["all:loss"]["marks"], charts["all:accuracy"]["marks"]) == (loss, pairs), name
+        marked = window.page.inner_text(f"[data-chart='all:{'loss' if loss else 'accuracy'}']")
+        assert "▲ the step whose weights are kept" in marked
+        assert window.page.locator(".plot .note", has_text="▲").count() == 1
+
+
 def test_a_dpo_run_is_judged_by_its_pairs(window, tmp_path):
     """From its first evaluation on, before any step: no empty chart of greedy answers."""
     first = {"step": 0, "held_out/loss": 0.69, "held_out/accuracy": 0.5}

@@ -28,7 +28,7 @@ from proximo.cli.configs import (
 )
 from proximo.cli.flags import changed
 from proximo.cli.pieces import said_later
-from proximo.cli.run_folders import ACCEPT_LOST, take_trackers
+from proximo.cli.run_folders import ACCEPT_LOST, take_allowed, take_trackers
 from proximo.insight.compare import (
     JSON,
     MARKDOWN,
@@ -68,6 +68,7 @@ FLAGS = f"""flags of the command itself; all others are for all runs, except --s
   --jobs N              runs in parallel (default: as many as the cores allow)
   --skip-bad            skip bad rows of a data file instead of refusing it
   --track NAME ...      send each run while it runs to {CHOICES}; any number
+  --allow-change FIELD  on resume: permit this field to differ from the original runs
   --accept-lost-rows    resume runs although their metrics.jsonl or ledger.jsonl has lost rows
   --dry-run             print what would be run without starting it
   --json                print compare.json on stdout
@@ -92,6 +93,7 @@ def run(arguments: list[str]) -> int:
     command = shlex.join(["proximo", "compare", *without_secrets(arguments)])
     folder, jobs = take(arguments, "--run"), _whole(arguments, "--jobs")
     accept_lost, trackers = take_switch(arguments, ACCEPT_LOST), take_trackers(arguments)
+    allowed = take_allowed(arguments)
     if arguments and Path(arguments[0]).is_dir():
         return _forks(arguments, folder, command, as_json)
     plan = _plan(arguments)
@@ -100,7 +102,7 @@ def run(arguments: list[str]) -> int:
         return 0
     path = folder_for(folder or None, "compare")
     command += "" if folder else f" --run {shlex.quote(str(path))}"
-    result, failures = _train(plan, path, jobs, command, accept_lost, trackers)
+    result, failures = _train(plan, path, jobs, command, accept_lost, trackers, allowed)
     _print_result(path, result, as_json, path)
     return 1 if failures else 0
 
@@ -243,12 +245,18 @@ def _print_plan(plan: ComparisonPlan, max_jobs: int) -> None:
 
 
 def _train(
-    plan: ComparisonPlan, path: Path, jobs: int | None, command: str, accept_lost: bool, trackers: Sequence[str]
+    plan: ComparisonPlan,
+    path: Path,
+    jobs: int | None,
+    command: str,
+    accept_lost: bool,
+    trackers: Sequence[str],
+    allowed: Sequence[str],
 ) -> tuple[ComparisonResult, list[RunFailure]]:
     view = _View(ComparisonFolder(path))
     try:
         with refusing():
-            return compared(plan, path, jobs, command, view, accept_lost=accept_lost, track=trackers)
+            return compared(plan, path, jobs, command, view, accept_lost=accept_lost, track=trackers, allowed=allowed)
     except (Stopped, KeyboardInterrupt):
         view.stop()
         say(f"stopped; the same command with --run {path} resumes it")

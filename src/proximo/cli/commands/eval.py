@@ -4,14 +4,12 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-from proximo.api.banners import evaluation_lines
 from proximo.api.evaluating import (
     EvalConfig,
     evaluated,
     on_all,
     on_data,
     own_evaluation,
-    rehearse_evaluation,
     shipped_evaluation,
     task_name,
 )
@@ -19,15 +17,12 @@ from proximo.api.evaluation.files import check_file, write_rows
 from proximo.api.evaluation.models import Candidate, candidates
 from proximo.api.evaluation.results import ModelResult
 from proximo.api.evaluation.table import pass_line, table
+from proximo.api.rehearsing import evaluation_plan, evaluation_text
 from proximo.cli.arguments import asks_for_help, refusing, say, take, take_list, take_models, take_several, take_switch
 from proximo.cli.data import is_rewarded, take_environment, take_task
 from proximo.cli.flags import changed
 from proximo.config import toml
-from proximo.rl.preflight.preflight import skipped_line
 from proximo.rl.progress import measure, share
-from proximo.runs.banner import banner, terminal_width
-from proximo.system.safe_text import visible
-from proximo.tasks.sources.mixture import data_remarks
 
 HELP = """arguments of the command itself:
   MODEL ...            folders, run folders, checkpoints, hub ids or model names. A run brings its own settings; with
@@ -65,14 +60,12 @@ def run(arguments: list[str]) -> int:
 
 def _print_plan(models: list[Candidate], config: EvalConfig, as_json: bool) -> None:
     """Print what would be asked; what the evaluation would refuse before it loads weights is refused."""
-    rehearsals = [rehearse_evaluation(each.name, config) for each in models]
-    lines = evaluation_lines(models, rehearsals, config)
-    notes = [*data_remarks(config.task), *skipped_line(rehearsals[0].left_out)]
+    labelled, notes = evaluation_plan(models, config)
     if as_json:
-        labelled = [f"{label}: {text}" for label, text in lines if text]
-        print(json.dumps({"config": toml.plain(config), "notes": [*labelled, *notes]}))
+        texts = [f"{label}: {text}" for label, text in labelled if text]
+        print(json.dumps({"config": toml.plain(config), "notes": [*texts, *notes]}))
         return
-    print("\n".join([*banner(lines, terminal_width()), *map(visible, notes)]))
+    print("\n".join(evaluation_text(labelled, notes)))
 
 
 def _config(names: list[str], arguments: list[str]) -> EvalConfig:

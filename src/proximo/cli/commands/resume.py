@@ -7,6 +7,7 @@ from typing import Any
 
 from proximo.cli import run_command
 from proximo.cli.arguments import refuse, refusing, take, take_number
+from proximo.runs.files import RESULT
 from proximo.runs.run_json import config_damage, read_record
 from proximo.system.opening import read_text, without_links
 
@@ -16,9 +17,10 @@ Go on with a run that ended early, from its newest checkpoint and with its own c
 
 RUN is the folder of a run of train, fork, sft, dpo or reward-model. It does what repeating the run's command with the
 same --run does, and takes that command's flags: --track NAME, --notify URL, --ranks N, --profile N,
---accept-lost-rows, --json. More --steps than a run of train had need no more than that; any other field that is to
-change is named, too: --allow-change FIELD. Code of your own that its config names is loaded if you have run it with
-this run before, or with --load-code. Rounds, comparisons and pipelines resume by repeating their command.
+--accept-lost-rows, --json. More --steps than a run had need no more than that, of a stage as long as it is not
+finished; any other field that is to change is named, too: --allow-change FIELD. Code of your own that its config names
+is loaded if you have run it with this run before, or with --load-code. Rounds, comparisons and pipelines resume by
+repeating their command.
 
 examples:
   proximo resume runs/a
@@ -34,15 +36,26 @@ def run(arguments: list[str]) -> int:
     if (other := take(arguments, "--run")) is not None:
         refuse(f"--run {other}: resume goes on in {folder}; to begin another run there, proximo fork {folder}")
     tables = _tables(folder)
-    allowed = ["--allow-change", "steps"] * _has_more_steps(tables, arguments)
     command = _command(folder, tables)
+    field = "steps" if command == "train" else "fit.steps"
+    allowed = ["--allow-change", field] * _has_more_steps(folder, command, tables, arguments)
     return run_command(command, [str(folder / "config.toml"), *arguments, *allowed, "--run", str(folder)])
 
 
-def _has_more_steps(tables: Mapping[str, Any], arguments: list[str]) -> bool:
-    """True if the arguments give a run of train more steps than it had, which needs no permission."""
-    steps, had = take_number(list(arguments), "--steps", int), tables.get("steps")
-    return steps is not None and "algorithm" in tables and isinstance(had, int) and steps > had
+def _has_more_steps(folder: Path, command: str, tables: Mapping[str, Any], arguments: list[str]) -> bool:
+    """True if the arguments give a run more steps than it had, which needs no permission."""
+    steps = take_number(list(arguments), "--steps", int)
+    if steps is None:
+        return False
+    with refusing():
+        record = read_record(folder) or {}
+    had = tables.get("steps") if command == "train" else record.get("steps")
+    if command != "train" and (folder / RESULT).is_file():
+        refuse(
+            f"{folder} is finished, and what its optimizer held is gone: go on from its model by proximo {command} "
+            f"DATA --model {folder} --run NEW"
+        )
+    return isinstance(had, int) and steps > had
 
 
 def _tables(folder: Path) -> dict[str, Any]:

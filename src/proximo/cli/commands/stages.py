@@ -35,6 +35,7 @@ from proximo.supervised.dpo import DpoConfig, dpo, dpo_overview
 from proximo.supervised.fitting import Fitted
 from proximo.supervised.overview import Overview
 from proximo.supervised.reward_model import RewardModelConfig, reward_model_overview, train_reward_model
+from proximo.supervised.schedule import FitOptions, fit_length
 from proximo.supervised.sft import SftConfig, sft, sft_overview
 from proximo.supervised.snapshots import POINTS
 
@@ -107,6 +108,7 @@ def run_stage(
     skip_bad, ranks = take_switch(arguments, "--skip-bad"), take_ranks(arguments)
     folder, allowed, trackers = take(arguments, "--run"), take_allowed(arguments), take_trackers(arguments)
     accept_lost = take_switch(arguments, ACCEPT_LOST)
+    given_fields = [each.removeprefix("--").replace("-", "_") for each in flag_names(arguments)]
     config = changed(
         _named(command, arguments, default),
         arguments,
@@ -115,6 +117,8 @@ def run_stage(
         description=description,
         help_more=f"{STAGE_FLAGS}{EXAMPLES[command]}",
     )
+    with refusing():
+        config = replace(config, fit=fit_length(config.fit, given_fields))
     if skip_bad:
         if not isinstance(config.data, DataFile):
             refuse("--skip-bad is for data files: name one")
@@ -197,6 +201,7 @@ def _on_model(config: Config, arguments: list[str]) -> Config:
 def _from_file(command: str, name: str, flags: Sequence[str], kind: type[Config]) -> Config:
     """The config in a file, which has to name a model, unless a flag does; a run's own config may have none."""
     with refusing():
+        fit_length(FitOptions(), file_tables(name))
         config = toml.load(name, kind, words=fields_by_word(command))
     is_named = "--model" in flags or "model" in file_tables(name) or (Path(name).parent / "run.json").is_file()
     if not is_named and not asks_for_help(flags):

@@ -15,9 +15,10 @@ from rich.table import Table
 from rich.text import Text
 
 from proximo.algorithms import explain
-from proximo.api.banners import Opening, details, planned, run_lines
+from proximo.api.banners import Opening
 from proximo.api.endings import run_ending
-from proximo.api.training import trained
+from proximo.api.rehearsing import DryTrain
+from proximo.api.training import going_on, trained
 from proximo.cli.arguments import flag_names, refuse, refusing, say, take, take_number, take_switch
 from proximo.cli.commands import pipelines
 from proximo.cli.configs import naming_flags, preset, run_config
@@ -37,7 +38,6 @@ from proximo.config import toml
 from proximo.insight.doctor.checkup import standing, summary
 from proximo.recipes.pipeline import PipelineConfig
 from proximo.rl.config import RunConfig
-from proximo.rl.preflight.preflight import rehearse
 from proximo.rl.progress import (
     Progress,
     ProgressLines,
@@ -49,7 +49,6 @@ from proximo.rl.progress import (
 )
 from proximo.rl.progress import summary as step_summary
 from proximo.rl.result import RunResult
-from proximo.runs.banner import banner, terminal_width
 from proximo.runs.checkpoints import step_of
 from proximo.runs.pace import Pace
 from proximo.runs.records import Collected, Evaluation
@@ -119,6 +118,7 @@ def run(arguments: list[str]) -> int:
         _print_plan(config, Opening(folder or "runs/DATE", defaults), as_json)
         return 0
     path = without_links(Path(folder) if folder else Path("runs") / f"{datetime.now():%Y%m%d-%H%M%S}")
+    config = going_on(config, defaults, path, allowed)
     if config.ranks is not None:
         is_named = folder is not None
         status = launched(
@@ -176,21 +176,15 @@ def train_in(
 def _print_plan(config: RunConfig, opening: Opening, as_json: bool) -> None:
     """Print the resolved run and whether it fits; refuse whatever training would refuse before it loads weights."""
     with refusing():
-        rehearsal = rehearse(config)
-        plan = planned(config, rehearsal.checked.tokenizer)
-        lines = run_lines(config, rehearsal.checked, plan, rehearsal.calibration, opening)
-    more = [*details(config, plan), *rehearsal.remarks]
-    if as_json:
-        notes = [*(f"{label}: {text}" for label, text in lines if text), *more]
-        chosen = [asdict(each) | {"value": each.shown} for each in opening.chosen]
-        fit = {"fits": plan.fit.fits, "peak_bytes": plan.fit.peak, "step_seconds": plan.fit.seconds}
-        print(
-            json.dumps({"config": toml.plain(config), "defaults": chosen, **plan.held.to_dict(), **fit, "notes": notes})
-        )
+        plan = DryTrain.of(config, opening)
+    if not as_json:
+        print("\n".join(plan.lines))
         return
-    print(toml.dumps(config))
-    comments = [*banner(lines, terminal_width() - len("# ")), *more]
-    print("\n".join(f"# {part}" for line in comments for part in visible(line).splitlines()))
+    notes = [*(f"{label}: {text}" for label, text in plan.labelled if text), *plan.more]
+    chosen = [asdict(each) | {"value": each.shown} for each in opening.chosen]
+    fit = {"fits": plan.plan.fit.fits, "peak_bytes": plan.plan.fit.peak, "step_seconds": plan.plan.fit.seconds}
+    held = plan.plan.held.to_dict()
+    print(json.dumps({"config": toml.plain(config), "defaults": chosen, **held, **fit, "notes": notes}))
 
 
 def follow_run(config: RunConfig) -> None:

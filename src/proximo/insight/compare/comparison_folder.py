@@ -8,13 +8,14 @@ compare.json  compare.md  compare.html                  the reports
 import json
 import shlex
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from proximo.config import toml
 from proximo.insight.compare.plan import ComparisonPlan, RunJob
-from proximo.runs.config_changes import differences
+from proximo.runs.config_changes import differences, fields_of, not_allowed, refuse_no_field
 from proximo.system.folders import write_file
 from proximo.system.locks import NAME as LOCK
 from proximo.system.machine import Machine
@@ -27,9 +28,10 @@ FORMAT = 1
 class ComparisonFolder:
     """The folder, and the plan stored at the start of the comparison."""
 
-    def __init__(self, folder: Path, trackers: Sequence[str] = ()) -> None:
-        """`trackers` are told of each run while it runs."""
-        self.folder, self.trackers = folder, trackers
+    def __init__(self, folder: Path, trackers: Sequence[str] = (), allowed: Sequence[str] = ()) -> None:
+        """`trackers` are told of each run while it runs; `allowed` are fields that may differ from an earlier
+        attempt's."""
+        self.folder, self.trackers, self.allowed = folder, trackers, allowed
 
     def run(self, job: RunJob) -> Path:
         return self.folder / RUNS / job.name
@@ -43,6 +45,7 @@ class ComparisonFolder:
     def check(self, plan: ComparisonPlan) -> None:
         """Raise ValueError if the folder holds anything other than an earlier attempt at this comparison."""
         known = self._known()
+        self._refuse_no_field(plan)
         if known is None:
             if self.folder.exists() and any(path.name != LOCK for path in self.folder.iterdir()):
                 raise ValueError(f"`run={self.folder}` holds something else than a comparison: choose another name")
@@ -50,9 +53,17 @@ class ComparisonFolder:
         wrong = self._differences(plan, known)
         if wrong:
             raise ValueError(
-                f"`run={self.folder}` holds another comparison: {'; '.join(wrong)}. Give its own command, or choose "
-                "another name"
+                f"`run={self.folder}` holds another comparison: {'; '.join(wrong)}. Give its own command, choose "
+                "another name, or allow fields to change, `allow_change=['FIELD']`"
             )
+
+    def _refuse_no_field(self, plan: ComparisonPlan) -> None:
+        """Raise ValueError for an allowed field that no contender has, nor had."""
+        texts = [toml.dumps(contender.config) for contender in plan.contenders]
+        for contender in plan.contenders:
+            with suppress(OSError, ValueError):  # a file that cannot be read is told of below
+                texts.append(read_text(self.config(contender.name)))
+        refuse_no_field(self.allowed, {field for text in texts for field in fields_of(text)})
 
     def settle(
         self, plan: ComparisonPlan, machines: Mapping[str, Machine], command: Sequence[str]
@@ -102,7 +113,7 @@ class ComparisonFolder:
         for contender in plan.contenders:
             try:
                 before = read_text(self.config(contender.name))
-                changed = differences(before, toml.dumps(contender.config))
+                changed = not_allowed(differences(before, toml.dumps(contender.config)), self.allowed)
             except FileNotFoundError:  # not written yet; a started run has its own config
                 continue
             except (OSError, ValueError):

@@ -10,6 +10,7 @@ from proximo.insight.compare.result import ComparisonResult, make_result
 from proximo.insight.compare.workers import RunFailure
 from proximo.insight.folder import RunFolder
 from proximo.insight.report.run_details import gather
+from proximo.runs.config_changes import allowed_in
 from proximo.runs.session import open_session
 
 
@@ -19,7 +20,10 @@ def is_finished(job: RunJob, layout: ComparisonFolder, accept_lost: bool = False
     folder = layout.run(job)
     if not folder.exists():
         return False
-    with open_session(folder, toml.dumps(job.config), accept_lost=accept_lost) as session:
+    text = toml.dumps(job.config)
+    with open_session(
+        folder, text, allowed=allowed_in(folder, text, layout.allowed), accept_lost=accept_lost
+    ) as session:
         return session.result is not None
 
 

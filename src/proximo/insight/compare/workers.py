@@ -102,8 +102,8 @@ def _start(
 ) -> StartedProcess:
     """Start a job in a separate session: Ctrl-C goes to the comparison, which passes it on once."""
     arguments = (layout.config(job.contender), job.seed, layout.run(job), machine.threads)
-    trackers = json.dumps(list(layout.trackers))
-    return processes.start([*arguments, int(machine.onednn), int(accept_lost), trackers], layout.log(job))
+    names = [json.dumps(list(each)) for each in (layout.trackers, layout.allowed)]
+    return processes.start([*arguments, int(machine.onednn), int(accept_lost), *names], layout.log(job))
 
 
 def _end(processes: Iterable[StartedProcess]) -> None:

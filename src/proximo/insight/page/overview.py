@@ -27,6 +27,7 @@ from proximo.runs.health import Finding
 from proximo.runs.health.history import is_step, number
 from proximo.runs.metric_docs import meaning, stage_meaning
 from proximo.runs.step_profile import profile_lines
+from proximo.supervised.schedule import LOWER, FitOptions
 from proximo.system.opening import LinkedFile, open_file, without_links
 from proximo.system.safe_text import quoted
 
@@ -233,11 +234,18 @@ def about(run: RunFolder, query: Mapping[str, str]) -> dict[str, Any]:
         "before": result.get("before"),
         "after": result.get("after"),
         "seconds": result.get("seconds"),
+        "best": None if stage is None else _best(settings, result),
         "rollouts": bool(run.steps()),
         "path": _text_of(run.path),
         "checkpoints": sorted(map(step_of, saved(run.path / CHECKPOINTS))),
         "meanings": {name: words for name in last_values(run) if (words := says(name)) is not None},
     }
+
+
+def _best(settings: Mapping[str, Any], result: Mapping[str, Any]) -> dict[str, Any]:
+    """Held-out metric by which a stage keeps its weights, and the step that it kept, once it is finished."""
+    metric, step = settings.get("fit.metric", FitOptions.metric), result.get("best_step")
+    return {"metric": metric, "lower": metric in LOWER, "step": step if is_step(step) else None}
 
 
 def algorithm(run: RunFolder) -> dict[str, Any]:

@@ -51,6 +51,16 @@ class _Deadline:
             self.is_raised, self.due = True, time.monotonic() + AGAIN
             _raise_in(self.thread, self._error)
 
+    @property
+    def is_ours(self) -> bool:
+        """True while the block of this thread goes on."""
+        return self.thread == threading.get_ident() and not self.is_over
+
+    def forked(self) -> "_Deadline":
+        """Go on in a process that was forked inside the block: who held the lock may not be there."""
+        self._lock = threading.Lock()
+        return self
+
     def end(self) -> None:
         with self._lock:
             self.is_over = True
@@ -122,9 +132,13 @@ _watch = _Watch()
 
 
 def _start_anew() -> None:
-    """Watch with a thread of its own in a process that was forked, which has none of its parent's."""
+    """Watch with a thread of its own in a process that was forked, which has none of its parent's; the deadlines in
+    whose blocks it was forked are its own, too."""
     global _watch
+    inherited = [each.forked() for each in tuple(_watch._waiting) if each.is_ours]
     _watch = _Watch()
+    for each in inherited:
+        _watch.add(each)
 
 
 os.register_at_fork(after_in_child=_start_anew)

@@ -109,9 +109,19 @@ export function everyPanel(runs) {
   const isOfPairs = (name) => name === "accuracy" && runs.every((run) => !isRun(run));
   const of = (name, prefix = "") => (isOfPairs(name) ? pairsRight(prefix) : `${prefix}${name}`);
   return plain.map((name) => ({
-    id: `all:${name}`, title: isOfPairs(name) ? "accuracy of pairs" : name.replaceAll("_", " "), unit: isOfPairs(name) ? "share" : undefined, note: meaning(name),
+    id: `all:${name}`, title: isOfPairs(name) ? "accuracy of pairs" : name.replaceAll("_", " "), unit: isOfPairs(name) ? "share" : undefined,
+    note: runs.some((run) => isNumber(keptStep(run, name))) ? ["▲ the step whose weights are kept", meaning(name)].filter(Boolean).join("; ") : meaning(name), kept: (run) => keptStep(run, name),
     lines: [...(names.has(name) ? [line("training", of(name))] : []), ...(names.has(`held_out/${name}`) ? [line("held out", of(name, "held_out/"), { from: "evaluated" })] : [])],
   }));
+}
+
+/** The step whose weights a stage keeps by this metric: of a finished one as its result says, else the best so far. */
+function keptStep(run, name) {
+  const { metric, lower, step } = run.about?.best ?? {};
+  const rows = metric === name ? run.evaluated.filter((row) => isNumber(row[`held_out/${name}`])) : [];
+  const isBetter = (one, other) => (lower ? one < other : one > other);
+  const best = rows.reduce((best, row) => (best && !isBetter(row[`held_out/${name}`], best[`held_out/${name}`]) ? best : row), null);
+  return best && isNumber(step) ? step : best?.step;
 }
 
 /** Share of pairs ranked right; unknown where policy and reference are still the same model, so that all are ties. */

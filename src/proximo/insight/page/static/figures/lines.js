@@ -127,7 +127,13 @@ function capsOf(panel, runs) {
   return limits.map((limit) => ({ y: limit, label: `at most ${limit.toLocaleString("en")}`, colour: colour("faint") }));
 }
 
-const marksOf = (panel, runs, axis) => (panel.marks ? runs.flatMap(({ run }) => run.trained.filter(panel.marks).map((row) => ({ x: run.place(row.step, axis), colour: colour("bad") }))) : []);
+function marksOf(panel, runs, axis) {
+  const at = (run, step, shade) => ({ x: run.place(step, axis), colour: colour(shade) });
+  return runs.flatMap(({ run }) => {
+    const kept = panel.kept?.(run);
+    return [...(panel.marks ? run.trained.filter(panel.marks) : []).map((row) => at(run, row.step, "bad")), ...(isNumber(kept) ? [at(run, kept, "good")] : [])];
+  });
+}
 
 function stackOf(panel, { run, label }, axis, isNamed) {
   const rows = thinned(run.timed, seconds);
