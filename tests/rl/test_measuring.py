@@ -5,12 +5,14 @@ from dataclasses import replace
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from proximo.algorithms import GRPO, SAPO
 from proximo.learner.guard import Skipped, Update
 from proximo.losses import Clip
 from proximo.rl.assemble import to_batch
-from proximo.rl.metrics import clipping_metrics, coverage_metrics, has_loop, length_metrics
+from proximo.rl.metrics import PERIOD, TIMES, clipping_metrics, coverage_metrics, has_loop, length_metrics
 from proximo.types import Completion, Grade, Group, Problem, Rollout
 from proximo.types.batches import Stats
 
@@ -49,6 +51,17 @@ def test_lengths_of_right_and_wrong_completions():
 )
 def test_loops_by_hand(tokens, expected):
     assert has_loop(completion(*tokens)) is expected
+
+
+@given(st.lists(st.integers(0, 2), max_size=40))
+def test_a_loop_is_a_phrase_that_stands_there_four_times_in_a_row(tokens):
+    starts = [(start, period) for period in range(1, PERIOD + 1) for start in range(len(tokens))]
+    repeated = any(
+        tokens[start : start + TIMES * period] == tokens[start : start + period] * TIMES
+        for start, period in starts
+        if start + TIMES * period <= len(tokens)
+    )
+    assert has_loop(completion(*tokens)) is repeated
 
 
 def test_a_loop_of_an_environment_is_not_the_policys():

@@ -392,6 +392,9 @@ def has_loop(completion: Completion) -> bool:
         needed = period * (TIMES - 1)
         if len(tokens) < needed + period:
             return False
+        # So many places in a row have one whose number is a multiple of their number.
+        if not (tokens[period + needed - 1 :: needed] == tokens[needed - 1 : -period : needed]).any():
+            continue
         # Between two places that differ from the token a period before lie as many equal ones as their distance.
         breaks = np.flatnonzero(tokens[period:] != tokens[:-period])
         if np.diff(breaks, prepend=-1, append=len(tokens) - period).max() > needed:
