@@ -46,6 +46,7 @@ from proximo.runs.session import RunSession
 from proximo.runs.tracking.processes import tracked
 from proximo.runs.tracking.trackers import check_names
 from proximo.runs.webhook import Webhook, webhook_at
+from proximo.system.slow_work import slow_work_told
 from proximo.tasks import Task, TaskOptions
 from proximo.tasks.sources.mixture import with_reward
 from proximo.tasks.sources.opening import open_data
@@ -121,13 +122,14 @@ def train(
     """
     refuse_kind("model", model, (RunConfig, str, Path), f"a model's folder or name, or {CONFIG}")
     refuse_unknown(words, train)
-    base = _with_mix(_starting_config(model, data), settings, reward, rewards)
-    played = given_environment(environment, tools, max_turns)
-    base = _given(base, data, evaluation_data, _one_of(reward, rewards), algorithm, steps, quiet, words, played)
-    config, chosen = _chosen(base, words, settings or {}, steps, suited=not isinstance(model, RunConfig))
-    config = measured(scheduled(config, schedules), metrics)
-    options = {"resume": resume, "allow_change": allow_change, "accept_lost": accept_lost_rows, "track": track}
-    return train_in(run, config, chosen, _observed(on_step, log), quiet, webhook=webhook_at(notify), **options)
+    with slow_work_told(keep_quiet if quiet else say):
+        base = _with_mix(_starting_config(model, data), settings, reward, rewards)
+        played = given_environment(environment, tools, max_turns)
+        base = _given(base, data, evaluation_data, _one_of(reward, rewards), algorithm, steps, quiet, words, played)
+        config, chosen = _chosen(base, words, settings or {}, steps, suited=not isinstance(model, RunConfig))
+        config = measured(scheduled(config, schedules), metrics)
+        options = {"resume": resume, "allow_change": allow_change, "accept_lost": accept_lost_rows, "track": track}
+        return train_in(run, config, chosen, _observed(on_step, log), quiet, webhook=webhook_at(notify), **options)
 
 
 def _one_of(reward: "Rewards | None", rewards: "Rewards | None") -> "Rewards | None":
