@@ -123,8 +123,8 @@ def train(
     refuse_kind("model", model, (RunConfig, str, Path), f"a model's folder or name, or {CONFIG}")
     refuse_unknown(words, train)
     with slow_work_told(keep_quiet if quiet else say):
-        base = _with_mix(_starting_config(model, data), settings, reward, rewards)
-        played = given_environment(environment, tools, max_turns)
+        base, played = _starting_config(model, data), given_environment(environment, tools, max_turns)
+        base = _with_mix(base, settings, reward, rewards)
         base = _given(base, data, evaluation_data, _one_of(reward, rewards), algorithm, steps, quiet, words, played)
         config, chosen = _chosen(base, words, settings or {}, steps, suited=not isinstance(model, RunConfig))
         config = measured(scheduled(config, schedules), metrics)

@@ -267,7 +267,7 @@ class RankingSession:
         answers: RankingFile,
         everything: Callable[[], Sequence[RankingQuestion]] | None = None,
     ) -> None:
-        """`everything` gives all questions after the first answer, where `asked` are only some of them."""
+        """Begin with the questions `asked`; `everything` gives all after the first answer, where these are only some."""
         self._questions = [each for each in asked if not answers.knows(each)]
         self._answers, self._everything = answers, everything
         self._past: list[str] = []

@@ -1,4 +1,4 @@
-"""What took long to compute, in the user's cache folder: a file for each key, read only if this user alone could have
+"""Results that took long, in the user's cache folder: a file for each key, read only if this user alone could have
 written it and it is whole. Nothing depends on it: what cannot be read or written is computed again."""
 
 import hashlib
@@ -26,7 +26,7 @@ class Cache:
     """Bytes of all its files; one of more than half of that is not kept."""
 
     def read(self, key: str) -> bytes | None:
-        """What is kept under a key; None if nothing is. A damaged file is removed."""
+        """Bytes kept under a key; None if there are none. A damaged file is removed."""
         try:
             folder = self._folder()
             if folder is None or not _is_mine(folder.lstat()):
@@ -61,7 +61,7 @@ class Cache:
                 remove(folder / key)
 
     def _folder(self) -> Path | None:
-        """None where there is no folder for it."""
+        """Path of the folder; None where there is none to be."""
         given = os.environ.get("XDG_CACHE_HOME", "")
         cache = given if os.path.isabs(given) else os.path.expanduser("~/.cache")
         return without_links(cache) / "proximo" / self.name if os.path.isabs(cache) else None

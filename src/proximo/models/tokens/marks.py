@@ -24,7 +24,7 @@ class Marks:
     pattern: re.Pattern[str]
 
     def parts(self, text: str) -> list[str]:
-        """What stands between marks, and at odd places the marks; joined it is the text."""
+        """Texts between the marks, and at odd places the marks; joined they are the text."""
         return self.pattern.split(text)
 
 
