@@ -267,7 +267,7 @@ class RankingSession:
         answers: RankingFile,
         everything: Callable[[], Sequence[RankingQuestion]] | None = None,
     ) -> None:
-        """Begin with the questions `asked`; `everything` gives all after the first answer, where these are only some."""
+        """Begin with the questions `asked`; `everything` gives all of them, once the first one is answered."""
         self._questions = [each for each in asked if not answers.knows(each)]
         self._answers, self._everything = answers, everything
         self._past: list[str] = []
