@@ -10,6 +10,7 @@ import pytest
 import proximo
 from proximo.cli import main
 from proximo.insight.compare import workers
+from proximo.system import slow_work
 from proximo.tasks import Arithmetic
 from tests.api.settings import small
 from tests.run_processes import RunStarter
@@ -153,3 +154,18 @@ def test_what_cannot_be_compared_is_refused(tmp_path: Path):
     (tmp_path / "full" / "notes.txt").write_text("mine")
     with pytest.raises(ValueError, match="holds something else than a comparison"):
         proximo.compare([small(), small()], run=tmp_path / "full")
+
+
+@pytest.mark.slow("prepares four runs")
+def test_what_takes_long_before_the_first_step_is_told_unless_it_is_to_be_quiet(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(slow_work, "PATIENCE", -1.0)
+    monkeypatch.chdir(tmp_path)
+    bad = [{"prompt": "a", "completion": "b"}, {"prompt": "c", "completion": ""}]
+    good = [{"prompt": f"{number}+1=", "answer": str(number + 1)} for number in range(100)]
+    for quiet in (True, False):
+        with pytest.raises(ValueError, match="completion is empty"):
+            proximo.sft(bad, model="tiny-arithmetic", run="stage", quiet=quiet)
+        assert ("1 of 1 rows encoded" in capsys.readouterr().err) is not quiet
+        with pytest.raises(ValueError, match="no room for a prompt"):
+            proximo.train("tiny-arithmetic", data=good, quiet=quiet, max_tokens=10**6)
+        assert ("1 of 100 rows of " in capsys.readouterr().err) is not quiet

@@ -5,11 +5,19 @@ import string
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from proximo.models import problem_tokens, prompt_tokens, tiny_tokenizer
-from proximo.models.tokens.tokenizing import ReplyReader, each_prompt_tokens, reply_tokens, special_prefix
+from proximo.models.tokens import tokenizing
+from proximo.models.tokens.marks import marks_of
+from proximo.models.tokens.tokenizing import (
+    ReplyReader,
+    each_prompt_tokens,
+    encoded_texts,
+    reply_tokens,
+    special_prefix,
+)
 from proximo.recipes.selfcheck.checks import prompts_begin_rightly
 from proximo.rl.mixed_reward import same_tokens
 from proximo.samplers.partial import PartialCompletion, TokenWriter
@@ -293,3 +301,70 @@ def test_many_prompts_have_the_tokens_of_each():
         assert together == alone
         assert "no system" in str(together[3])
         assert frame.startswith("<s>") or "has no tokens" in str(together[5])
+
+
+# Texts that share their beginnings
+
+
+def with_token(text: str, **more: bool) -> PreTrainedTokenizerBase:
+    tokenizer = byte_level(space=True)
+    tokenizer.add_tokens([AddedToken(text, **{"normalized": False, **more}), AddedToken("oo", normalized=False)])
+    return tokenizer
+
+
+MARKED = {
+    **TOKENIZERS,
+    "overlapping": with_token("<s>foo"),
+    "takes spaces before": with_token("<x>", lstrip=True),
+    "takes spaces behind": with_token("<x>", rstrip=True),
+    "a word of its own": with_token("<x>", single_word=True),
+    "normalized": with_token("<x>", normalized=True),
+}
+TEXTS = [
+    *(
+        "<s>foo bar</s>\n<s>answer: 42</s>",
+        "<s>foo bar</s>\n<s>answer: 42</s> Paris",
+        "<s>",
+        "</s><s>",
+        " <s> foo <s> ",
+    ),
+    *("<x>foo", "a <x>  foo<x>\n", "foo<x>bar", "<s>foo<s>foo bar", "<s", "is is oo foobar", "é<s>é", "\n"),
+]
+
+
+@pytest.mark.parametrize("tokenizer", MARKED.values(), ids=MARKED.keys())
+def test_texts_with_marks_have_the_tokens_that_each_has_alone(tokenizer):
+    assert encoded_texts(tokenizer, TEXTS) == [encoded(tokenizer, text) for text in TEXTS]
+    assert encoded_texts(tokenizer, ["", "foo"]) == [encoded(tokenizer, ""), encoded(tokenizer, "foo")]
+    framed = encoded_texts(tokenizer, TEXTS, framed=True)
+    assert framed == [tuple(tokenizer.encode(text)) for text in TEXTS]
+
+
+def test_what_texts_share_between_marks_is_encoded_once(monkeypatch):
+    given, together = [], tokenizing._together
+    monkeypatch.setattr(
+        tokenizing,
+        "_together",
+        lambda tokenizer, texts, *more: given.extend(texts) or together(tokenizer, texts, *more),
+    )
+    encoded_texts(byte_level(space=False), ["<s>system</s>foo", "<s>system</s>foo bar", "foo<s>system</s>"])
+    assert given == ["system", "foo", "foo bar"]
+
+
+@pytest.mark.parametrize("name", ["metaspace first", "takes spaces before", "takes spaces behind", "a word of its own"])
+def test_texts_whose_parts_depend_on_each_other_are_encoded_whole(name):
+    assert marks_of(MARKED[name]) is None
+    assert marks_of(MARKED["byte level"]) is not None
+
+
+def test_marks_are_none_where_they_are_split_or_a_text_is_changed_before():
+    tokenizer = byte_level(space=False)
+    tokenizer.split_special_tokens = True
+    assert marks_of(tokenizer) is None
+
+    class Changes(PreTrainedTokenizerFast):
+        def _encode_plus(self, text, **more):
+            return super()._encode_plus(text, **more)
+
+    assert marks_of(Changes(tokenizer_object=Tokenizer(models.BPE()), eos_token="</s>")) is None
+    assert marks_of(PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.BPE()))) is None

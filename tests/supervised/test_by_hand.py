@@ -13,7 +13,15 @@ from proximo.cli import keys, main
 from proximo.cli.commands import rank
 from proximo.data import DataFile, Mistakes, read_rankings
 from proximo.runs.files import ROLLOUTS
-from proximo.supervised.by_hand import RankConfig, RankingFile, RankingQuestion, RankingSession, questions
+from proximo.supervised import by_hand
+from proximo.supervised.by_hand import (
+    RankConfig,
+    RankingFile,
+    RankingQuestion,
+    RankingSession,
+    first_questions,
+    questions,
+)
 from proximo.supervised.encoding import prepare
 from tests.supervised.test_encoding import TINY
 from tests.supervised.test_pairs import hand_made
@@ -401,3 +409,60 @@ def test_the_end_names_what_reads_the_rankings_only_where_there_are_some(data, o
     spaced = out.replace("pairs", "my pairs")
     assert answered("1\nq\n", [data, "--out", spaced], monkeypatch) == 0
     assert f"next: proximo dpo '{spaced}' --model MODEL" in capsys.readouterr().out
+
+
+# Large files
+
+
+@pytest.fixture
+def large(tmp_path, monkeypatch) -> str:
+    """A file of which only the first rows are read before the first question."""
+    monkeypatch.setattr(by_hand, "BEFORE_OTHERS", 400)
+    rows = [{"prompt": f"{number}", "completions": ["good", "bad"]} for number in range(100)]
+    return written(tmp_path / "large.jsonl", rows)
+
+
+def test_the_first_question_of_a_large_file_comes_before_the_others_are_read(large, out):
+    config = RankConfig(large, out)
+    first, everything = first_questions(config), questions(config)
+    assert 1 < len(first) < 12
+    assert [each for each in everything if each in first] == first
+    session = RankingSession(first, RankingFile(out), lambda: everything)
+    assert (session.question, session.is_complete) == (first[0], False)
+    session.rank([0, 1])
+    asked = [first[0]]
+    while session.question is not None:
+        asked.append(session.question)
+        session.skip()
+    assert asked == [first[0], *(each for each in everything if each != first[0])]
+    while session.take_back():
+        pass
+    assert (session.question, session.left, session.earlier) == (first[0], 100, 0)
+    session.rank([1, 0])
+    again = RankingSession(first[:1], RankingFile(out), lambda: everything)
+    assert (again.is_complete, again.left, again.earlier) == (True, 99, 1)
+    assert again.question == next(each for each in everything if each != first[0])
+
+
+def test_a_large_file_is_ranked_whole_and_what_is_wrong_in_it_is_told_after_the_first_answer(
+    large, out, monkeypatch, capsys
+):
+    assert answered("1\n" * 100, [large, "--out", out], monkeypatch) == 0
+    assert len({row["prompt"] for row in rows_of(out)}) == len(rows_of(out)) == 100
+    assert "more than" in capsys.readouterr().out
+    with Path(large).open("a") as file:
+        file.write('{"prompt": "no"}\n')
+    Path(out).unlink()
+    with pytest.raises(SystemExit):
+        answered("1\n1\n", [large, "--out", out], monkeypatch)
+    assert len(rows_of(out)) == 1
+    assert "large.jsonl:101: rank needs completions" in capsys.readouterr().err
+    written(Path(large), [{"prompt": "no"}, *({"prompt": str(n), "completions": ["a", "b"]} for n in range(100))])
+    assert first_questions(RankConfig(large, out)) == []
+
+
+def test_small_files_and_tables_are_read_whole(data, out, tmp_path, large):
+    pq.write_table(pa.table({"prompt": ["a"] * 100, "completions": [["b", "c"]] * 100}), tmp_path / "large.parquet")
+    assert first_questions(RankConfig(str(tmp_path / "large.parquet"), out)) == []
+    assert first_questions(RankConfig(data, out)) == []
+    assert first_questions(RankConfig(str(tmp_path / "nowhere.jsonl"), out)) == []

@@ -31,6 +31,7 @@ from proximo.supervised.reward_model import RewardModelConfig
 from proximo.supervised.sft import SftConfig
 from proximo.supervised.snapshots import POINTS
 from proximo.supervised.stage_model import HoldsStages
+from proximo.system.slow_work import slow_work_told
 
 Config = TypeVar("Config", DpoConfig, RewardModelConfig, SftConfig)
 Given = ParamSpec("Given")
@@ -232,6 +233,7 @@ def _fitted(
     tell = keep_quiet if quiet else say
     text = toml.dumps(config)
     with (
+        slow_work_told(tell),
         as_found(),
         attempted(
             path, text, resume=resume, allow_change=allow_change, accept_lost=accept_lost, points=POINTS

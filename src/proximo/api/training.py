@@ -49,6 +49,7 @@ from proximo.runs.tracking.processes import tracked
 from proximo.runs.tracking.trackers import check_names
 from proximo.runs.webhook import Webhook, webhook_at
 from proximo.system.opening import read_text
+from proximo.system.slow_work import slow_work_told
 from proximo.tasks import Task, TaskOptions
 from proximo.tasks.sources.mixture import with_reward
 from proximo.tasks.sources.opening import open_data
@@ -126,15 +127,16 @@ def train(
     """
     refuse_kind("model", model, (RunConfig, str, Path), f"a model's folder or name, or {CONFIG}")
     refuse_unknown(words, train)
-    base = _with_mix(_starting_config(model, data), settings, reward, rewards)
-    played = given_environment(environment, tools, max_turns)
-    base = _given(base, data, evaluation_data, _one_of(reward, rewards), algorithm, steps, quiet, words, played)
-    config, chosen = _chosen(base, words, settings or {}, steps, suited=not isinstance(model, RunConfig))
-    config = measured(scheduled(config, schedules), metrics)
-    if dry_run:
-        return tell_lines(_dry(config, run, chosen, track), quiet, log)
-    options = {"resume": resume, "allow_change": allow_change, "accept_lost": accept_lost_rows, "track": track}
-    return train_in(run, config, chosen, _observed(on_step, log), quiet, webhook=webhook_at(notify), **options)
+    with slow_work_told(keep_quiet if quiet else say):
+        base, played = _starting_config(model, data), given_environment(environment, tools, max_turns)
+        base = _with_mix(base, settings, reward, rewards)
+        base = _given(base, data, evaluation_data, _one_of(reward, rewards), algorithm, steps, quiet, words, played)
+        config, chosen = _chosen(base, words, settings or {}, steps, suited=not isinstance(model, RunConfig))
+        config = measured(scheduled(config, schedules), metrics)
+        if dry_run:
+            return tell_lines(_dry(config, run, chosen, track), quiet, log)
+        options = {"resume": resume, "allow_change": allow_change, "accept_lost": accept_lost_rows, "track": track}
+        return train_in(run, config, chosen, _observed(on_step, log), quiet, webhook=webhook_at(notify), **options)
 
 
 def _dry(config: RunConfig, run: PathLike | None, chosen: Sequence[Default], track: str | Sequence[str]) -> list[str]:

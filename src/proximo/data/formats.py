@@ -57,6 +57,23 @@ def read_file(path: str, mistakes: Noting) -> list[LocatedValue]:
         return readers[suffix](path, file, mistakes)
 
 
+def read_beginning(path: str, size: int) -> list[LocatedValue]:
+    """Rows of the first bytes of a larger .jsonl file, without those that cannot be read; none of any other file."""
+    if Path(path).suffix != ".jsonl":
+        return []
+    with open_file(without_links(path)) as file:
+        beginning = file.read(size)
+        is_whole = not file.read(1)
+    return [] if is_whole else _jsonl(path, io.BytesIO(beginning[: beginning.rfind(b"\n") + 1]), Unnoted())
+
+
+class Unnoted:
+    """Mistakes that are noted when the whole file is read."""
+
+    def add(self, location: str, what: str) -> None:
+        pass
+
+
 # Text
 
 

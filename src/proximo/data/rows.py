@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, TypeGuard
 
-from proximo.data.formats import read_file
+from proximo.data.formats import read_beginning, read_file
 from proximo.data.locating import data_files
 from proximo.types import Message
 
@@ -151,6 +151,11 @@ def read_rows(path: str, mistakes: Mistakes, *, field: str = "data.path") -> lis
     return rows
 
 
+def first_rows(path: str, size: int) -> list[Row]:
+    """Rows in the first bytes of a larger .jsonl file, for what cannot wait for all of them; none of any other file."""
+    return [Row(location, values) for location, values in read_beginning(path, size) if isinstance(values, Mapping)]
+
+
 def forget_rows() -> None:
     """Forget the rows that were read last, once nothing reads them again."""
     _last.clear()
@@ -283,6 +288,8 @@ def is_text(value: Any) -> TypeGuard[str]:
     """Tell whether it is an encodable string: JSON can contain half a surrogate pair, which no tokenizer accepts."""
     if not isinstance(value, str):
         return False
+    if value.isascii():
+        return True
     try:
         value.encode()
     except UnicodeEncodeError:
@@ -291,7 +298,7 @@ def is_text(value: Any) -> TypeGuard[str]:
 
 
 def _is_message(message: Any) -> bool:
-    return isinstance(message, dict) and all(is_text(message.get(key)) for key in ("role", "content"))
+    return isinstance(message, dict) and is_text(message.get("role")) and is_text(message.get("content"))
 
 
 def shortened(value: Any) -> str:

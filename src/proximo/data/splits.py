@@ -81,18 +81,22 @@ def read_splits(
     """Read training and held-out items. Held out is a share of the file, or a separate file without overlap."""
     items = read(path, mistakes, field=f"{field}.path")
     if not isinstance(held_out, str):
-        away = held_out_keys((item.key for item in items), held_out)
-        return [item for item in items if item.key not in away], [item for item in items if item.key in away]
+        keys = [item.key for item in items]
+        away = held_out_keys(keys, held_out)
+        train = [item for item, key in zip(items, keys, strict=True) if key not in away]
+        return train, [item for item, key in zip(items, keys, strict=True) if key in away]
     if held_out == path:
         raise ValueError(
             f"{field}.held_out is {held_out!r}, which is trained on: give other data, or a share such as 0.1"
         )
     others = list(read(held_out, mistakes, field=f"{field}.held_out"))
-    known = {item.key for item in others}
+    known, train = {item.key for item in others}, []
     for item in items:
         if item.key in known:
             mistakes.add(item.location, f"this prompt is also in {held_out}: remove one of them")
-    return [item for item in items if item.key not in known], others
+        else:
+            train.append(item)
+    return train, others
 
 
 def refuse_empty(train: int, kept: int, path: str, held_out: float | str, *, field: str = "data", remedy: str) -> None:

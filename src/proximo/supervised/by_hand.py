@@ -6,21 +6,24 @@ together say what is not asked again, so that a person may stop at any time.
 
 import os
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
 from proximo.data.rankings import Ranking, as_list, ranking_of, ranking_row, read_rankings
-from proximo.data.rows import Mistakes, Prompt, Row, read_completion, read_prompt, read_rows
+from proximo.data.rows import Mistakes, Prompt, Row, first_rows, read_completion, read_prompt, read_rows
 from proximo.data.splits import prompt_key, stable_hash
 from proximo.runs.files import RECORD, ROLLOUTS
 from proximo.supervised.stored_groups import group_files, groups_in, prompt_of, step_range
 from proximo.system.lines import MAX_ROW, JsonLines, to_row
 from proximo.system.opening import appending, check_file, make_folder, open_file, without_links
+from proximo.system.slow_work import told_while_slow
 
 MAX_SHOWN = 9
 """Maximum completions side by side: each has a digit."""
+BEFORE_OTHERS = 1 << 20
+"""Bytes of a file that are read for a first question."""
 BEGINNING = b'{"prompt": '
 """First bytes of each row that is written here."""
 
@@ -56,6 +59,11 @@ class RankingQuestion:
     completions: tuple[str, ...]
     """Completions in the order in which they are shown; all different."""
 
+    @property
+    def key(self) -> tuple[str, ...]:
+        """Prompt and completions, in whatever order these are shown."""
+        return (prompt_key(self.prompt), *sorted(self.completions))
+
 
 # Questions
 
@@ -67,11 +75,24 @@ def questions(config: RankConfig) -> list[RankingQuestion]:
     if not source.exists():
         raise ValueError(f"source is {config.source!r}: there is no run folder and no file of this name")
     is_run = (source / RECORD).exists() or (source / ROLLOUTS).exists()
-    groups = _stored(config) if is_run else _rows(str(source))
-    asked = [question for prompt, completions in groups for question in _asked(prompt, completions, config)]
+    asked = _ordered(_stored(config) if is_run else _rows(str(source)), config)
     if not asked:
         raise ValueError(f"source is {config.source!r}: no prompt in it has two different completions to rank")
-    once = {(prompt_key(each.prompt), *sorted(each.completions)): each for each in asked}
+    return asked
+
+
+def first_questions(config: RankConfig) -> list[RankingQuestion]:
+    """Questions of the beginning of a large file, of which one can be asked while the others are read; none where there
+    is no such file, or anything is wrong with it."""
+    try:
+        return _ordered(map(_row, first_rows(config.source, BEFORE_OTHERS)), config)
+    except (OSError, ValueError):  # refused when all is read
+        return []
+
+
+def _ordered(groups: Iterable[tuple[Prompt, Sequence[str]]], config: RankConfig) -> list[RankingQuestion]:
+    """Questions about groups of completions, each once, in an order that depends on the seed and on their texts."""
+    once = {each.key: each for prompt, completions in groups for each in _asked(prompt, completions, config)}
     return [once[key] for key in sorted(once, key=lambda key: stable_hash(config.seed, *key))]
 
 
@@ -110,7 +131,8 @@ def _is_readable(text: object) -> bool:
 def _rows(path: str) -> list[tuple[Prompt, list[str]]]:
     """The rows of a file, with `completions`, or with what `read_rankings` reads."""
     mistakes, groups = Mistakes(), []
-    for row in read_rows(path, mistakes, field="source"):
+    rows = read_rows(path, mistakes, field="source")
+    for row in told_while_slow(rows, f"rows of {path} read", len(rows)):
         try:
             groups.append(_row(row))
         except ValueError as error:
@@ -239,16 +261,42 @@ class RankingSession:
     Example: session = RankingSession(questions(config), RankingFile(config.out)); session.rank([1, 0])
     """
 
-    def __init__(self, asked: Sequence[RankingQuestion], answers: RankingFile) -> None:
+    def __init__(
+        self,
+        asked: Sequence[RankingQuestion],
+        answers: RankingFile,
+        everything: Callable[[], Sequence[RankingQuestion]] | None = None,
+    ) -> None:
+        """Begin with the questions `asked`; `everything` gives all of them, once the first one is answered."""
         self._questions = [each for each in asked if not answers.knows(each)]
-        self._answers = answers
+        self._answers, self._everything = answers, everything
         self._past: list[str] = []
         self.earlier = len(asked) - len(self._questions)
         """Number of questions that earlier sessions answered."""
+        if not self._questions:
+            self._complete()
+
+    @property
+    def is_complete(self) -> bool:
+        """False as long as only some of the questions are known."""
+        return self._everything is None
+
+    def _complete(self) -> None:
+        """Put all other questions behind those that were asked."""
+        if self._everything is None:
+            return
+        everything, self._everything = self._everything(), None
+        past = self._questions[: len(self._past)]
+        known = {each.key for each in past}
+        others = [each for each in everything if each.key not in known]
+        self._questions = [*past, *(each for each in others if not self._answers.knows(each))]
+        self.earlier = len(past) + len(others) - len(self._questions)
 
     @property
     def question(self) -> RankingQuestion | None:
         """The question that is asked now; None at the end."""
+        if self._past:
+            self._complete()
         return self._questions[len(self._past)] if self.left else None
 
     @property

@@ -1,5 +1,6 @@
 """Texts encoded as rows of tokens. Only the tokenizer is needed, so bad data is found before a model loads."""
 
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,10 +16,12 @@ from proximo.data.splits import AGAIN, ReadsItems, chosen_again, refuse_empty
 from proximo.models import micro_batches, prompt_tokens
 from proximo.models.context_length import reach_of
 from proximo.models.model_types import PreTrainedModel, PreTrainedTokenizerBase
+from proximo.models.tokens.keys import SECONDS
 from proximo.models.tokens.templates import rendered
 from proximo.models.tokens.thoughts import Thought, opened_thought
 from proximo.models.tokens.tokenizing import asked_text, encoded_texts, reply_tokens, special_prefix
 from proximo.runs.log import RunLog
+from proximo.supervised.kept_rows import KeptRows, keep, read_kept, rows_key
 from proximo.supervised.limits import Encoded, Limit
 from proximo.system.safe_text import counted
 from proximo.system.slow_work import told_while_slow
@@ -85,10 +88,34 @@ def prepare(
     data: DataFile, read: ReadsItems[Item], tokenizer: PreTrainedTokenizerBase, ends: Collection[int] = ()
 ) -> Prepared:
     """Read, split and encode a file; a ValueError lists everything that is wrong with it. `ends` are as in
-    `completion_tokens`.
+    `completion_tokens`. What takes long is kept in the user's cache, for the next start.
 
     Example: prepare(DataFile("pairs.jsonl"), read_rankings, tokenizer)
     """
+    key, start = rows_key(data, read, tokenizer, ends), time.monotonic()
+    if key is not None and (kept := read_kept(key)) is not None:
+        return _as_kept(kept, data)
+    prepared = _prepared(data, read, tokenizer, ends)
+    took_long = time.monotonic() - start > SECONDS
+    if key is not None and took_long and key == rows_key(data, read, tokenizer, ends):  # not changed meanwhile
+        assert prepared.limit is not None
+        limit, noted = prepared.limit, prepared.mistakes.noted
+        rows = KeptRows(prepared.train, prepared.held_out, noted, limit.left_out, limit.cut, prepared.held_out_again)
+        keep(key, rows)
+    return prepared
+
+
+def _as_kept(rows: KeptRows, data: DataFile) -> Prepared:
+    mistakes = Mistakes()
+    for location, what in rows.mistakes:
+        mistakes.add(location, what)
+    limit = Limit(data.max_tokens, data.too_long, rows.left_out, rows.cut)
+    return Prepared(rows.train, rows.held_out, mistakes, limit, rows.again)
+
+
+def _prepared(
+    data: DataFile, read: ReadsItems[Item], tokenizer: PreTrainedTokenizerBase, ends: Collection[int]
+) -> Prepared:
     mistakes = Mistakes()
     items, kept = read_splits(read, data.path, data.held_out, mistakes)
     if not items and not kept and not mistakes:
@@ -175,7 +202,9 @@ def _drafted(
 ) -> "list[_Draft] | ValueError":
     try:
         if isinstance(item, Ranking):
-            return [_draft(tokenizer, item.prompt, text, ends) for text in item.completions]
+            first, *others = item.completions
+            best = _draft(tokenizer, item.prompt, first, ends)
+            return [best, *(_draft(tokenizer, item.prompt, text, ends, asked=best.asked) for text in others)]
         if not item.prompt:
             return [_Draft(item.completion, "")]
         return [
@@ -288,11 +317,13 @@ def _draft(
     *,
     calls: Sequence[Mapping[str, Any]] = (),
     sampled: bool = False,
+    asked: str | None = None,
 ) -> _Draft:
+    """The draft of a reply; `asked` is the prompt's text, where it is known."""
     _, word = end_of(tokenizer)
     text = text.removesuffix(word)
     check_ends(tokenizer, text, ends)
-    asked = asked_text(tokenizer, prompt, arguments)
+    asked = asked_text(tokenizer, prompt, arguments) if asked is None else asked
     if isinstance(prompt, str):
         return _Draft(asked, text)
     reply = {"role": "assistant", "content": text, **({"tool_calls": [*calls]} if calls else {})}

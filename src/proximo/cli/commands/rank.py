@@ -2,6 +2,9 @@
 
 import shlex
 import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import nullcontext
 
 from rich.console import Console
@@ -11,7 +14,15 @@ from rich.text import Text
 from proximo.cli import keys
 from proximo.cli.arguments import flag_names, no_such_flag, refuse, refusing, say, take, take_number
 from proximo.data.rows import Prompt
-from proximo.supervised.by_hand import RankConfig, RankingFile, RankingQuestion, RankingSession, questions, ties_file
+from proximo.supervised.by_hand import (
+    RankConfig,
+    RankingFile,
+    RankingQuestion,
+    RankingSession,
+    first_questions,
+    questions,
+    ties_file,
+)
 from proximo.system.opening import without_links
 from proximo.system.safe_text import counted, visible
 
@@ -58,7 +69,10 @@ ARROWS = {keys.LEFT: "1", keys.RIGHT: "2"}
 def run(arguments: list[str]) -> int:
     with refusing(OSError):
         config = _config(arguments)
-        session = RankingSession(questions(config), answers := RankingFile(config.out))
+        first = first_questions(config)
+        everything = _begun(lambda: questions(config)) if first else None
+        asked = first or questions(config)
+        session = RankingSession(asked, answers := RankingFile(config.out), everything)
     console = Console(highlight=False, width=None if sys.stdout.isatty() else PIPE)
     try:
         with refusing(OSError), keys.single_keys() if keys.are_there() else nullcontext():
@@ -68,6 +82,25 @@ def run(arguments: list[str]) -> int:
             answers.sync()
         console.print(Text(visible(_summary(session, config, answers.rankings.size > 0))), soft_wrap=True)
     return 0
+
+
+def _begun(work: Callable[[], list[RankingQuestion]]) -> Callable[[], list[RankingQuestion]]:
+    """Begin work that a person need not wait for; what is returned waits for it. A person who quits does not."""
+    result: Future[list[RankingQuestion]] = Future()
+
+    def run() -> None:
+        try:
+            result.set_result(work())
+        except BaseException as error:  # raised where it is waited for
+            result.set_exception(error)
+
+    def wait() -> list[RankingQuestion]:
+        if not result.done():
+            say("reading the other rows")
+        return result.result()
+
+    threading.Thread(target=run, name="proximo-rank", daemon=True).start()
+    return wait
 
 
 def _config(arguments: list[str]) -> RankConfig:
@@ -175,7 +208,7 @@ def _show(console: Console, session: RankingSession, question: RankingQuestion) 
 
 
 def _progress(session: RankingSession) -> str:
-    return f"{session.left} left, {session.count('ranked')} ranked"
+    return f"{'' if session.is_complete else 'more than '}{session.left} left, {session.count('ranked')} ranked"
 
 
 def _choices(count: int) -> str:
@@ -196,7 +229,8 @@ def _summary(session: RankingSession, config: RankConfig, is_written: bool) -> s
     where = f"written to {config.out}" if is_written else f"nothing is written to {config.out}"
     lines = [f"{session.count('ranked')} ranked, {where}{beside}; {skipped} skipped"]
     if session.left + skipped:
-        lines.append(f"{session.left + skipped} left: the same command goes on")
+        more = "" if session.is_complete else "more than "
+        lines.append(f"{more}{session.left + skipped} left: the same command goes on")
     if is_written:
         out = shlex.quote(config.out)
         lines.append(f"next: proximo dpo {out} --model MODEL, or proximo reward-model {out} --model MODEL")

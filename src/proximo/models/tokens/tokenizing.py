@@ -1,10 +1,11 @@
 """Prompts and replies as tokens."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 from proximo.models.model_types import PreTrainedTokenizerBase
+from proximo.models.tokens.marks import marks_of
 from proximo.models.tokens.templates import rendered
 from proximo.types import Message, Problem
 
@@ -77,6 +78,16 @@ def encoded_texts(
     tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], *, framed: bool = False
 ) -> list[tuple[int, ...]]:
     """Tokens of each text, found together; `framed`: with the special tokens that the tokenizer puts around a text."""
+    marks = None if framed or not all(texts) else marks_of(tokenizer)
+    if marks is None:
+        return _together(tokenizer, texts, framed)
+    divided = [marks.parts(text) for text in texts]
+    between = list(dict.fromkeys(part for parts in divided for part in parts[::2] if part))
+    tokens = {"": (), **marks.tokens, **dict(zip(between, _together(tokenizer, between), strict=True))}
+    return [tuple(chain.from_iterable(map(tokens.__getitem__, parts))) for parts in divided]
+
+
+def _together(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], framed: bool = False) -> list[tuple[int, ...]]:
     if not texts:
         return []
     rows = tokenizer(list(texts), add_special_tokens=framed, return_attention_mask=False, verbose=False)["input_ids"]

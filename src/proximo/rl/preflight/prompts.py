@@ -1,10 +1,12 @@
 """Finds prompts that a run cannot use, before a model is loaded."""
 
 import math
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain, repeat
 from typing import Protocol
 
 from proximo.environments.kinds import Acting, EnvironmentOptions, played
@@ -12,10 +14,13 @@ from proximo.models import problem_tokens
 from proximo.models.context_length import Reach, reach_of
 from proximo.models.loading import read_config
 from proximo.models.model_types import PreTrainedTokenizerBase
+from proximo.models.tokens.keys import SECONDS, tokens_key
 from proximo.models.tokens.tokenizing import each_prompt_tokens
 from proximo.samplers.sampler import SamplingOptions
+from proximo.system.caches import Cache
 from proximo.system.slow_work import told_while_slow
 from proximo.tasks import Split, Task, TaskOptions
+from proximo.tasks.protocol import Complaints
 from proximo.tasks.sources.mixture import Checked
 from proximo.types import Problem
 
@@ -23,6 +28,12 @@ MEASURED = 256
 """Number of prompts whose tokens are counted for a person; more of a file are checked, but only for their limit."""
 LOOKED_AT = 8
 """Number of prompts checked for a task without a file."""
+
+
+MANY = 1_000
+"""Number of prompts from which on it is remembered that all of them fit."""
+CACHE = Cache("prompts", max_bytes=1 << 20)
+FITS = b"all fit"
 
 
 class Asks(Protocol):
@@ -61,10 +72,38 @@ def check_prompts(config: Asks, path: str, tokenizer: PreTrainedTokenizerBase) -
         for tokens in told_while_slow(each, "prompts checked", len(problems)):
             yield str(tokens) if isinstance(tokens, ValueError) else _too_long(len(tokens), max_tokens, reach)
 
+    def complaints_once(problems: Sequence[Problem]) -> Iterator[str | None]:
+        key = None if acts is not None else _key(tokenizer, problems, (max_tokens, reach))
+        return complaints(problems) if key is None else _remembered(key, problems, complaints)
+
     if isinstance(config.task, Checked):
-        return config.task.check(complaints)
+        return config.task.check(complaints_once)
     _check_first(task, config.seed, tokenizer, max_tokens, reach)
     return []
+
+
+def _key(
+    tokenizer: PreTrainedTokenizerBase, problems: Sequence[Problem], limits: tuple[int, Reach | None]
+) -> str | None:
+    """Key of prompts and their limits; None where they are few, or ask in a template of their own."""
+    if len(problems) < MANY or any("chat_template" in problem.chat_template_kwargs for problem in problems):
+        return None
+    return tokens_key(
+        tokenizer, chain([repr(limits)], (repr((each.prompt, each.chat_template_kwargs)) for each in problems))
+    )
+
+
+def _remembered(key: str, problems: Sequence[Problem], complaints: Complaints) -> Iterator[str | None]:
+    """The complaints about problems; that there was none about any of them is kept where the answer took long."""
+    if CACHE.read(key) is not None:
+        yield from repeat(None, len(problems))
+        return
+    start, is_fine = time.monotonic(), True
+    for complaint in complaints(problems):
+        is_fine = is_fine and complaint is None
+        yield complaint
+    if is_fine and time.monotonic() - start > SECONDS:
+        CACHE.write(key, FITS)
 
 
 @dataclass(frozen=True)
