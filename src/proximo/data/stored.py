@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from threading import Lock
 from typing import Any, overload
+from weakref import finalize
 
 from proximo.data.formats import FORMATS, column_values
 from proximo.data.locating import data_files
@@ -50,7 +51,9 @@ class CopiedFile:
 
         self.copy, self._file, self._lock = copy, file, Lock()
         with _naming_damage(copy):
-            self._reader = ipc.open_file(PythonFile(open_file(copy), "r"))
+            opened = open_file(copy)
+            finalize(self, opened.close)
+            self._reader = ipc.open_file(PythonFile(opened, "r"))
             self.rows = int((self._reader.schema.metadata or {})[ROWS])
         self._names: list[str] = self._reader.schema.names
         self._last: tuple[int, Any] = (-1, None)

@@ -6,9 +6,9 @@ It takes minutes to make for ten million rows, so it is kept in the user's cache
 import hashlib
 import json
 import math
-from array import array
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -78,20 +78,26 @@ def index_of(rows: Sequence[Row], check: CheckRow, settings: str, path: str) -> 
 
 
 def _made(rows: Sequence[Row], check: CheckRow, path: str) -> RowIndex:
-    hashes, lengths, kept, mistakes = array("Q"), array("I"), array("B"), list[tuple[str, str]]()
-    for row in told_while_slow(rows, f"rows of {path} checked", len(rows)):
-        try:
-            checked = check(row)
-            known = held_out_hash(prompt_key(checked.prompt)), _characters(checked.prompt), checked.is_kept
-        except ValueError as error:
-            known = 0, 0, False
-            if len(mistakes) < NAMED:
-                mistakes.append((row.location, str(error)))
-        hashes.append(known[0])
-        lengths.append(known[1])
-        kept.append(known[2])
-    arrays = np.frombuffer(hashes, np.uint64), np.frombuffer(lengths, np.uint32), np.frombuffer(kept, np.bool_)
-    return RowIndex(*arrays, tuple(mistakes)) if len(rows) else RowIndex(*(np.zeros(0, each) for each in _KINDS))
+    hashes, lengths, kept = (np.zeros(len(rows), kind) for kind in _KINDS)
+    mistakes: list[tuple[str, str]] = []
+    told = told_while_slow(rows, f"rows of {path} checked", len(rows))
+    start = 0
+    while part := [_known(row, check, mistakes) for row in islice(told, _PIECE)]:
+        end = start + len(part)
+        hashes[start:end], lengths[start:end], kept[start:end] = zip(*part, strict=True)
+        start = end
+    return RowIndex(hashes, lengths, kept, tuple(mistakes))
+
+
+def _known(row: Row, check: CheckRow, mistakes: list[tuple[str, str]]) -> tuple[int, int, bool]:
+    """Hash and length of a row's prompt, and whether it is kept; a bad row is one of the mistakes."""
+    try:
+        checked = check(row)
+    except ValueError as error:
+        if len(mistakes) < NAMED:
+            mistakes.append((row.location, str(error)))
+        return 0, 0, False
+    return held_out_hash(prompt_key(checked.prompt)), _characters(checked.prompt), checked.is_kept
 
 
 def _characters(prompt: Prompt) -> int:
@@ -99,7 +105,7 @@ def _characters(prompt: Prompt) -> int:
     return max(1, sum(map(len, texts)))
 
 
-_PIECE = 1 << 18
+_PIECE = 1 << 14
 """Rows that are looked at together: a number for each of all rows takes more memory than what is kept of them."""
 _TOP = np.uint64(60)
 
