@@ -39,9 +39,10 @@ def copied(file: str, field: str) -> Path:
     """
     try:
         with open_file(without_links(file)) as opened:
+            before = _state(opened)
             path = cache_folder() / f"{_digest(file, opened)[:32]}-{LAYOUT}.arrow"
             if not is_kept(path):
-                _copy(file, opened, path)
+                _copy(file, opened, path, before)
     except (OSError, ValueError) as error:
         raise ValueError(f"{field} is {file!r}: it cannot be read, {error}") from error
     except MemoryError:
@@ -118,11 +119,11 @@ def _digest(file: str, opened: BinaryIO) -> str:
 # Writing
 
 
-def _copy(file: str, opened: BinaryIO, path: Path) -> None:
+def _copy(file: str, opened: BinaryIO, path: Path, before: tuple[int, ...]) -> None:
+    """Write the copy of a file that was in this state before it was read."""
     # Imported late, because only these files need it.
     from proximo.system.parquet import TableLimits, open_parquet
 
-    before = _state(opened)
     limits = TableLimits(MAX_ROWS, MAX_VALUES, MAX_BYTES, MAX_SHARED)
     # Of a large row group no more is read than is needed next.
     parquet = open_parquet(opened, limits, buffer_size=1 << 20, pre_buffer=False)

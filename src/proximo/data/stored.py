@@ -112,7 +112,7 @@ class StoredRows(Sequence[Row]):
         raise IndexError(f"row {index} of {len(self)}")
 
     def spread(self, count: int) -> list[Row]:
-        """So many rows, or all, that lie evenly among the others; the first is one of them."""
+        """Rows, this many or all, that lie evenly among the others; the first is one of them."""
         number = min(count, len(self))
         return [self[index * len(self) // number] for index in range(number)]
 

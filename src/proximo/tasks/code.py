@@ -103,7 +103,7 @@ class Code:
 
     @property
     def storage_words(self) -> str:
-        """Where the rows are, and what was checked, for a person."""
+        """Place of the rows, and what of them was checked, for a person."""
         return self._problems.storage_words
 
     @cached_property

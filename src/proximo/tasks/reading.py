@@ -101,7 +101,7 @@ class FileProblems:
 
     @property
     def storage_words(self) -> str:
-        """Where the rows are, and what was checked, for a person."""
+        """Place of the rows, and what of them was checked, for a person."""
         return "in memory, all checked"
 
     def _refuse(self, mistakes: Mistakes) -> None:

@@ -1,4 +1,4 @@
-"""What is known of each row of a large file: a hash of its prompt, the prompt's length, and whether to train on it.
+"""Hash and length of the prompt of each row of a large file, and whether to train on it.
 
 It takes minutes to make for ten million rows, so it is kept in the user's cache beside the copy of the rows.
 """
@@ -32,7 +32,7 @@ MAX_HEADER = 256 << 20
 
 @dataclass(frozen=True)
 class CheckedPrompt:
-    """What a row asks, as its check found it."""
+    """Prompt of a row, as its check read it."""
 
     prompt: Prompt
     is_kept: bool = True
@@ -45,14 +45,14 @@ CheckRow = Callable[[Row], CheckedPrompt]
 
 @dataclass(frozen=True)
 class RowIndex:
-    """What is known of each row, in the order of the rows."""
+    """Hash and length of each row's prompt, and whether it is kept, in the order of the rows."""
 
     hashes: np.ndarray
     """Hash of each prompt, by which prompts are held out."""
     lengths: np.ndarray
     """Characters of each prompt; 0: the row is bad."""
     kept: np.ndarray
-    """Whether each row may be trained on."""
+    """True for each row that may be trained on."""
     mistakes: tuple[tuple[str, str], ...] = ()
     """Location and mistake of the first bad rows."""
 
@@ -80,9 +80,9 @@ def index_of(rows: Sequence[Row], check: CheckRow, settings: str, path: str) -> 
 def _made(rows: Sequence[Row], check: CheckRow, path: str) -> RowIndex:
     hashes, lengths, kept = (np.zeros(len(rows), kind) for kind in _KINDS)
     mistakes: list[tuple[str, str]] = []
-    told = told_while_slow(rows, f"rows of {path} checked", len(rows))
+    remaining = told_while_slow(rows, f"rows of {path} checked", len(rows))
     start = 0
-    while part := [_known(row, check, mistakes) for row in islice(told, _PIECE)]:
+    while part := [_known(row, check, mistakes) for row in islice(remaining, _PIECE)]:
         end = start + len(part)
         hashes[start:end], lengths[start:end], kept[start:end] = zip(*part, strict=True)
         start = end
@@ -121,26 +121,26 @@ def positions(is_wanted: Callable[[slice], np.ndarray], rows: int) -> np.ndarray
 
 
 def held_out_rows(index: RowIndex, share: float) -> np.ndarray:
-    """Whether the hash of each row's prompt holds it out, for a share of the prompts."""
+    """True for each row whose prompt's hash holds it out, for a share of the prompts."""
     bound = min(math.ceil(share * 2**64), 2**64)
     good = index.lengths > 0
     return good & (index.hashes <= np.uint64(bound - 1)) if bound else np.zeros_like(good)
 
 
 def held_out_again(index: RowIndex, share: float, rows: Sequence[Row], check: CheckRow, path: str) -> np.ndarray:
-    """Whether the second hash of each row's prompt holds it out, of prompts of which the first hash holds out none."""
+    """True for each row whose prompt's second hash holds it out, where the first hash holds out none."""
     good = index.lengths > 0
     different = len(np.unique(index.hashes[good]))
     if not share or different < ENOUGH:
         return np.zeros_like(good)
-    told = told_while_slow(zip(rows, good.tolist(), strict=True), f"rows of {path} split", len(rows))
-    keys = (prompt_key(check(row).prompt) if is_good else None for row, is_good in told)
+    checked = told_while_slow(zip(rows, good.tolist(), strict=True), f"rows of {path} split", len(rows))
+    keys = (prompt_key(check(row).prompt) if is_good else None for row, is_good in checked)
     hashes = np.array([0 if key is None else second_hash(key) for key in keys], dtype=np.uint64)
     return good & (hashes <= np.unique(hashes[good])[number_again(different, share) - 1])
 
 
 def rows_of_hashes(index: RowIndex, positions: np.ndarray, keys: Collection[str]) -> np.ndarray:
-    """Those of the positions whose prompts have the hashes of these keys."""
+    """Positions whose prompts have the hashes of these keys."""
     hashes = np.array([held_out_hash(key) for key in keys], dtype=np.uint64)
     return positions[np.isin(index.hashes[positions], hashes)]
 
@@ -157,7 +157,7 @@ class Repeated:
 
 
 def repeated_prompts(index: RowIndex, among: np.ndarray) -> Repeated | None:
-    """How many prompts occur in several of the rows for which `among` is true; None if none does."""
+    """Count prompts that occur in several of the rows for which `among` is true; None if none does."""
     prompts = different = 0
     first: tuple[int, int] | None = None
     for part in range(16):  # a sixteenth at a time, to take little memory

@@ -34,8 +34,8 @@ from proximo.types import Problem
 
 LONGEST = 1024
 """Prompts whose tokens are counted at once, the longest first, until all of them fit."""
-SAMPLED = 4096
-"""Other prompts of each split whose tokens are counted."""
+SAMPLED = 2048
+"""First prompts of each split whose tokens are counted, and number of others drawn at random."""
 
 
 @dataclass(frozen=True)
@@ -152,7 +152,7 @@ class StoredProblems:
 
     @property
     def storage_words(self) -> str:
-        """Where the rows are, and what was checked, for a person."""
+        """Place of the rows, and what of them was checked, for a person."""
         some = f", and the tokens of {self._counted:,}" if self._counted else ""
         return f"read from disk as they are drawn; all rows were checked{some}"
 
@@ -196,7 +196,7 @@ class StoredProblems:
         return train, held_out
 
     def _overlapping(self, rows: Sequence[Row], index: RowIndex, held_out: RowIndex) -> np.ndarray:
-        """Whether the prompt of each row is held out in other data."""
+        """True for each row whose prompt is held out in other data."""
         away = (index.lengths > 0) & np.isin(index.hashes, held_out.hashes[held_out.lengths > 0])
         for at in np.flatnonzero(away)[:NAMED]:
             what = f"this prompt is also in {self._file.held_out}: remove one of them"
@@ -233,7 +233,7 @@ class StoredProblems:
         return part.without(bad)
 
     def _complained(self, part: _Part, numbers: Sequence[int], complaints: Complaints, mistakes: Mistakes) -> set[int]:
-        """Those of the rows with a complaint."""
+        """Rows with a complaint, of those with these numbers."""
         rows = [part.row(number) for number in numbers]
         wrong = zip(numbers, rows, complaints([self._file.problem(row) for row in rows]), strict=True)
         bad = [(number, row.location, what) for number, row, what in wrong if what is not None]
