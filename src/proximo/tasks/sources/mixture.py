@@ -169,7 +169,7 @@ def data_remarks(task: Mixture | SourceTask) -> list[str]:
 
 
 def storage_words(task: object) -> str:
-    """Place of the rows of a task's files, and what of them was checked, for a person; empty for problems without a file."""
+    """Place of the rows of a task's files, and what was checked, for a person; empty for others."""
     if isinstance(task, Mixture):
         each = {source.name: storage_words(source.task) for source in task.sources}
         return ", ".join(f"{name} {words}" for name, words in each.items() if words)
