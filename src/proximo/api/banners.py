@@ -31,6 +31,7 @@ from proximo.runs.pace import duration
 from proximo.system.amounts import in_units
 from proximo.system.safe_text import counted, quoted
 from proximo.tasks import TaskOptions
+from proximo.tasks.sources.mixture import storage_words
 
 SHOWN_HEAD, SHOWN_TAIL = 600, 200
 """Characters of a prompt's beginning and end that are shown."""
@@ -160,7 +161,8 @@ def data_words(task: TaskOptions, left_out: Sequence[str] = ()) -> str:
     trained = "problems without end to train on" if train is None else f"{train:,} to train on"
     tested = "held-out ones without end" if held is None else f"{held:,} held out"
     skipped = f", {counted(len(left_out), 'bad row')} left out" if left_out else ""
-    return f"{task_name(task)}: {trained}, {tested}{skipped}"
+    words = storage_words(task)
+    return f"{task_name(task)}: {trained}, {tested}{skipped}{f'; {words}' if words else ''}"
 
 
 def prompt_lines(prompt: RenderedPrompt, lengths: PromptLengths, path: str) -> list[BannerLine]:

@@ -28,6 +28,8 @@ SEPARATORS = (",", ";", "\t")
 """Separators of values in a table that is text."""
 MAX_ROWS = 5_000_000
 """Rows of a file; each is kept in memory, with about a thousand bytes."""
+MORE = "give a part of them, or save them as Parquet, of which `train` reads more"
+"""Remedy for too many rows of text."""
 MAX_VALUES = 1 << 26
 """Values of a file, those in lists counted one by one."""
 MAX_BYTES = 4 << 30
@@ -98,7 +100,7 @@ def _jsonl(path: str, file: BinaryIO, mistakes: Noting) -> list[LocatedValue]:
             except (ValueError, RecursionError) as error:
                 mistakes.add(location, f"not JSON, {error}")
         if number > MAX_ROWS:
-            raise OSError(f"it has more than {MAX_ROWS:,} lines: give a part of them")
+            raise OSError(f"it has more than {MAX_ROWS:,} lines: {MORE}")
     return rows
 
 
@@ -193,7 +195,7 @@ def _json(path: str, file: BinaryIO, mistakes: Noting) -> list[LocatedValue]:
         raise OSError(f"not JSON, {error}") from error
     rows = value if isinstance(value, list) else [value]
     if len(rows) > MAX_ROWS:
-        raise OSError(f"it has {len(rows):,} rows, more than the {MAX_ROWS:,} that are read: give a part of them")
+        raise OSError(f"it has {len(rows):,} rows, more than the {MAX_ROWS:,} that are read: {MORE}")
     return [(f"{path}, row {number}", row) for number, row in enumerate(rows, start=1)]
 
 
@@ -222,7 +224,7 @@ def _csv(path: str, file: BinaryIO, mistakes: Noting) -> list[LocatedValue]:
                 what = f"{len(values)} values for {len(columns)} columns: put quotes around values with a separator"
                 mistakes.add(location, what)
             if number > MAX_ROWS:
-                raise OSError(f"it has more than {MAX_ROWS:,} rows: give a part of them")
+                raise OSError(f"it has more than {MAX_ROWS:,} rows: {MORE}")
             _refuse_values(count)
     except (UnicodeDecodeError, csv.Error) as error:
         raise OSError(f"not CSV in UTF-8, {error}") from error
@@ -288,7 +290,7 @@ def _numbered(path: str, batches: Any) -> list[LocatedValue]:
         for batch in batches:
             batch.validate(full=True)
             names = batch.schema.names
-            columns = [_column(name, column) for name, column in zip(names, batch.columns, strict=True)]
+            columns = [column_values(name, column) for name, column in zip(names, batch.columns, strict=True)]
             lists = zip(*columns, strict=True) if columns else iter([()] * batch.num_rows)
             rows += (
                 (f"{path}, row {n}", dict(zip(names, row, strict=True))) for n, row in enumerate(lists, len(rows) + 1)
@@ -298,7 +300,7 @@ def _numbered(path: str, batches: Any) -> list[LocatedValue]:
     return rows
 
 
-def _column(name: str, column: Any) -> list[Any]:
+def column_values(name: str, column: Any) -> list[Any]:
     """A column's values; one that is numbers of a few values makes each of these once."""
     try:
         if not hasattr(column, "dictionary"):

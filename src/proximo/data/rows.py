@@ -178,7 +178,7 @@ _SETTLED = 2.0
 
 def _remembered(file: str, mistakes: Mistakes, field: str) -> list[Row]:
     """Rows of a file, which is read once however often it is asked for."""
-    stamp, known = _stamp(file), _last.get(file)
+    stamp, known = file_state(file), _last.get(file)
     if known is None or stamp is None or known.stamp != stamp:
         wrong = Mistakes()
         _last.clear()
@@ -190,7 +190,7 @@ def _remembered(file: str, mistakes: Mistakes, field: str) -> list[Row]:
     return known.rows
 
 
-def _stamp(file: str) -> tuple[int, ...] | None:
+def file_state(file: str) -> tuple[int, ...] | None:
     """The state of a file; None where it cannot be told from that of a moment ago."""
     try:
         now = os.stat(file)

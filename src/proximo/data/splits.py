@@ -18,7 +18,7 @@ AGAIN = "by a second hash, as the first, by which runs hold out prompts, chooses
 
 def stable_hash(*parts: object) -> int:
     """The same 64-bit number for the same parts, in every process and on every machine."""
-    text = "\x1f".join(str(part) for part in parts)
+    text = "\x1f".join(map(str, parts))
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
 
 
@@ -34,9 +34,19 @@ def _role_and_content_first(item: tuple[str, str]) -> tuple[bool, bool, str]:
     return item[0] != "role", item[0] != "content", item[0]
 
 
+def held_out_hash(key: str) -> int:
+    """The hash of a prompt's key by which it is held out, of 64 bits."""
+    return stable_hash("held_out", key)
+
+
+def second_hash(key: str) -> int:
+    """The hash by which prompts are held out where the first chooses none."""
+    return stable_hash("held_out again", key)
+
+
 def is_held_out(key: str, share: float) -> bool:
     """Equal keys get equal answers, at any place of any file."""
-    return stable_hash("held_out", key) < share * 2**64
+    return held_out_hash(key) < share * 2**64
 
 
 def held_out_keys(keys: Iterable[str], share: float) -> set[str]:
@@ -46,8 +56,12 @@ def held_out_keys(keys: Iterable[str], share: float) -> set[str]:
     chosen = {key for key in different if is_held_out(key, share)}
     if chosen or not share or len(different) < ENOUGH:
         return chosen
-    count = min(max(1, round(share * len(different))), len(different) - 1)
-    return set(sorted(different, key=lambda key: stable_hash("held_out again", key))[:count])
+    return set(sorted(different, key=second_hash)[: number_again(len(different), share)])
+
+
+def number_again(different: int, share: float) -> int:
+    """Number of different prompts that the second hash holds out."""
+    return min(max(1, round(share * different)), different - 1)
 
 
 def chosen_again(held_out: Sequence["Located"], share: float | str) -> bool:
@@ -85,10 +99,7 @@ def read_splits(
         away = held_out_keys(keys, held_out)
         train = [item for item, key in zip(items, keys, strict=True) if key not in away]
         return train, [item for item, key in zip(items, keys, strict=True) if key in away]
-    if held_out == path:
-        raise ValueError(
-            f"{field}.held_out is {held_out!r}, which is trained on: give other data, or a share such as 0.1"
-        )
+    refuse_same(path, held_out, field)
     others = list(read(held_out, mistakes, field=f"{field}.held_out"))
     known, train = {item.key for item in others}, []
     for item in items:
@@ -97,6 +108,14 @@ def read_splits(
         else:
             train.append(item)
     return train, others
+
+
+def refuse_same(path: str, held_out: str, field: str) -> None:
+    """Refuse held-out data that are the training data."""
+    if held_out == path:
+        raise ValueError(
+            f"{field}.held_out is {held_out!r}, which is trained on: give other data, or a share such as 0.1"
+        )
 
 
 def refuse_empty(train: int, kept: int, path: str, held_out: float | str, *, field: str = "data", remedy: str) -> None:

@@ -146,7 +146,7 @@ def rollout_metrics(
         "carried_groups": len(collected.cursor.carried),
         **source_metrics(groups),
         **turn_metrics(rollouts, has_tools=has_tools),
-        **({"passed_over": len(collected.passed_over)} if collected.cursor.rates else {}),
+        **({"passed_over": len(collected.passed_over)} if collected.cursor.rates or collected.passed_over else {}),
         **selection_metrics(collected),
     }
 

@@ -163,12 +163,13 @@ class Collector:
         return KeepTraits.read(self.keep).refills
 
     def chosen(self, first: int, count: int, rates: Mapping[str, float]) -> tuple[Draws, Draws]:
-        """The next `count` problems to sample, from this draw on, and those that a curriculum passes over."""
+        """The next `count` problems to sample, from this draw on, and those that are passed over: by a curriculum,
+        or because the run cannot use them."""
         chosen, skipped, index, curriculum = [], [], first, self.training.curriculum
         while len(chosen) < count:
             problem = self._problem(index)
             draws = curriculum is None or curriculum.draws(index, self.seed, rates.get(problem.id))
-            (chosen if draws else skipped).append((index, problem))
+            (chosen if draws and not problem.unusable else skipped).append((index, problem))
             index += 1
         return chosen, skipped
 

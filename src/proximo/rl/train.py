@@ -288,6 +288,9 @@ def _report(run: Run, step: Step) -> None:
     """Report problems of a step on the console and in the events."""
     collected = step.collected
     run.monitor.sampler_events(step.number, run.samplers.take_events())
+    for _, problem in collected.passed_over:
+        if problem.unusable:
+            run.monitor.notify(step.number, "skipped_row", problem.unusable)
     if not step.updates:
         run.log.event(step.number, "empty_step", _why_empty(collected, step.assembled))
     notices = run.learner.guard.take_notices()

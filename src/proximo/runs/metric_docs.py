@@ -57,7 +57,7 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
         "expired_groups": "number of them that were given up because they took too long",
         "longer_lost": "how much longer the completions of dropped ones are than those trained on, as a share",
         "easier_lost": "how much higher their task score is",
-        "passed_over": "number of prompts that the curriculum passed over",
+        "passed_over": "number of prompts that the curriculum passed over, or that were too long for the model",
         "sampled_tokens": "number of tokens sampled",
         "wasted_tokens": "share of the sampled tokens that are in dropped groups",
     },

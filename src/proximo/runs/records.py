@@ -57,7 +57,7 @@ class Collected:
     sampled_tokens: int
     """Tokens sampled in this step, dropped and carried groups included."""
     passed_over: tuple[tuple[int, Problem], ...] = ()
-    """Draws that a curriculum passed over, by number, with their problems."""
+    """Draws that were passed over, by a curriculum or as unusable, by number, with their problems."""
     late: tuple[tuple[int, Problem], ...] = ()
     """Draws that younger ones have passed, and that are trained in a later step."""
     expired: tuple[tuple[int, Problem], ...] = ()

@@ -42,6 +42,9 @@ class TableLimits:
     """Values of all columns together, those inside lists counted one by one."""
     size: int
     """Bytes of all values, as they are in memory."""
+    shared: int | None = None
+    """Bytes of a page from which many rows take their texts; whoever reads the rows counts such texts once more for
+    each. None: any number of bytes, and those texts are counted before."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,8 @@ class _Chunk:
     """Bytes of the largest page."""
     prefixed: bool = False
     """True where texts are stored by what they have in common with the one before."""
+    sharing: int = 0
+    """Bytes of the largest page from which many rows take their texts."""
 
 
 def open_parquet(file: BinaryIO, limits: TableLimits, **options: Any) -> pq.ParquetFile:
@@ -75,6 +80,14 @@ def open_parquet(file: BinaryIO, limits: TableLimits, **options: Any) -> pq.Parq
         raise ValueError(f"not Parquet: {_first_line(error)}") from error
     except (TypeError, LookupError, AttributeError, NotImplementedError):  # values of another kind than the format has
         raise ValueError("not Parquet: its footer is damaged") from None
+
+
+def claimed_rows(file: BinaryIO) -> int:
+    """Number of rows that the footer claims; 0 where it cannot be read, which `open_parquet` would refuse."""
+    try:
+        return _count(_footer(file).get(3))
+    except (ValueError, OSError, OverflowError, TypeError, LookupError, AttributeError):
+        return 0
 
 
 def refuse_rows(rows: int, limit: int) -> None:
@@ -164,12 +177,21 @@ def _check_sizes(file: BinaryIO, footer: Mapping[int, Any], columns: Sequence[_C
             size, shared = size + chunk.size, shared + chunk.shared
             refuse_values(values, limits.values)
             refuse_size(size, limits.size)
+            _refuse_shared(column, chunk, limits.shared)
             chunks.append((number, column, chunk))
-    if size + shared > limits.size:
+    if limits.shared is None and size + shared > limits.size:
         for number, column, chunk in chunks:
             for more in _shared_sizes(file, number, column, chunk):
                 size += more
                 refuse_size(size, limits.size)
+
+
+def _refuse_shared(column: _Column, chunk: _Chunk, limit: int | None) -> None:
+    if limit is not None and chunk.sharing > limit:
+        raise ValueError(
+            f"its column {column.path[:100]!r} has a page of {chunk.sharing >> 20:,} MiB from which rows take their "
+            f"texts, more than the {limit >> 20:,} MiB that are read: write it anew, with smaller pages"
+        )
 
 
 def _refuse_pages(count: int) -> None:
@@ -219,7 +241,7 @@ def _chunk(file: BinaryIO, metadata: Mapping[int, Any], column: _Column, before:
     start = min(starts)
     end = start + _count(metadata.get(7))
     width = WIDTHS.get(column.kind, column.length)
-    values = size = dictionary = coded = prefixed = largest = pages = 0
+    values = size = dictionary = coded = prefixed = largest = sharing = pages = 0
     while start < end:
         pages += 1
         _refuse_pages(before + pages)
@@ -229,13 +251,15 @@ def _chunk(file: BinaryIO, metadata: Mapping[int, Any], column: _Column, before:
         start, size, largest = where + packed, size + unpacked, max(largest, unpacked)
         if head.get(1) == DICTIONARY:
             dictionary = max(dictionary, unpacked)
+            sharing = max(sharing, unpacked)
             continue
+        sharing = max(sharing, unpacked * (encoding == PREFIXED))
         values += count
         coded += count * (encoding in CODED)
         prefixed += count * unpacked * (encoding == PREFIXED)
     if width:
         return _Chunk(values, max(size, values * width), 0, pages, largest)
-    return _Chunk(values, size, coded * dictionary + prefixed, pages, largest, prefixed=prefixed > 0)
+    return _Chunk(values, size, coded * dictionary + prefixed, pages, largest, prefixed > 0, sharing)
 
 
 def _held(head: dict[int, Any]) -> tuple[int, int]:

@@ -27,14 +27,14 @@ def slow_work_told(say: Callable[[str], None]) -> Iterator[None]:
         _say.reset(token)
 
 
-def told_while_slow(items: Iterable[Item], what: str, total: int | None = None) -> Iterator[Item]:
-    """The items, with a line from time to time if they take long.
+def told_while_slow(items: Iterable[Item], what: str, total: int | None = None, *, each: int = 1) -> Iterator[Item]:
+    """The items, with a line from time to time if they take long; `each`: how many an item counts for.
 
     Example: told_while_slow(rows, "prompts checked", len(rows)) -> "12,800 of 100,000 prompts checked"
     """
     say, due = _say.get(), time.monotonic() + PATIENCE
     for number, item in enumerate(items):
         yield item
-        if say is not None and number % _LOOKS == 0 and time.monotonic() > due:
-            say(f"{number + 1:,}{'' if total is None else f' of {total:,}'} {what}")
+        if say is not None and number * each % _LOOKS == 0 and time.monotonic() > due:
+            say(f"{(number + 1) * each:,}{'' if total is None else f' of {total:,}'} {what}")
             due = time.monotonic() + BETWEEN

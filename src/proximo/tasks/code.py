@@ -16,7 +16,9 @@ from proximo.processes.sandbox import Limits, Sandbox, SandboxFailed
 from proximo.rewards.grading import note_failure
 from proximo.tasks.protocol import Complaints, Split
 from proximo.tasks.reading import FileProblems
+from proximo.tasks.row_index import CheckedPrompt
 from proximo.tasks.sources.prompting import row_prompt
+from proximo.tasks.stored import LargeFile, StoredProblems, problems_of
 from proximo.tasks.testing import Conversations, FunctionTests, extract_program, read_tests
 from proximo.types import Completion, Grade, Problem
 
@@ -99,13 +101,25 @@ class Code:
             return Grade(math.nan)
         return Grade(float(verdict))
 
+    @property
+    def storage_words(self) -> str:
+        """Place of the rows, and what of them was checked, for a person."""
+        return self._problems.storage_words
+
     @cached_property
     def _sandbox(self) -> Sandbox:
         return Sandbox(self.limits, self.workers)
 
     @cached_property
-    def _problems(self) -> FileProblems:
-        return FileProblems(self.path, self.held_out, self.skip_bad, self._problem)
+    def _problems(self) -> FileProblems | StoredProblems:
+        settings = f"Code {self.prompt_column} {self.tests_column} {self.limits}"
+        return problems_of(
+            LargeFile(self.path, self.held_out, self.skip_bad, self._problem, self._checked, settings, needed={})
+        )
+
+    def _checked(self, row: Row) -> CheckedPrompt:
+        """The prompt of a row from which a problem can be made."""
+        return CheckedPrompt(self._problem(row).prompt)
 
     def _problem(self, row: Row) -> Problem:
         prompt = row_prompt(row, self.prompt_column)

@@ -1,5 +1,6 @@
 """Reproducible random draws: each is seeded by a hash of what it is for."""
 
+from array import array
 from collections.abc import Callable
 from functools import lru_cache
 from random import Random
@@ -81,7 +82,7 @@ def shuffled(index: int, size: int, seed: int) -> int:
 
 
 @lru_cache(maxsize=4)
-def _permutation(size: int, seed: int, epoch: int) -> list[int]:
-    order = list(range(size))
+def _permutation(size: int, seed: int, epoch: int) -> "array[int]":
+    order = array("I" if size < 2**32 else "Q", range(size))  # four bytes of each item, where a list takes forty
     Random(stable_hash("shuffle", size, seed, epoch)).shuffle(order)
     return order

@@ -2,9 +2,10 @@
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 from proximo.data import Prompt, Row, stable_hash
 from proximo.data.locating import data_name
@@ -16,7 +17,9 @@ from proximo.rewards.protocol import Waiting
 from proximo.rewards.scoring import begin_scores
 from proximo.tasks.protocol import Complaints, RewardRange, Split, final_answer, reward_range, united
 from proximo.tasks.reading import FileProblems
+from proximo.tasks.row_index import CheckedPrompt
 from proximo.tasks.sources.prompting import check_template, row_prompt, template_columns
+from proximo.tasks.stored import LargeFile, StoredProblems, problems_of
 from proximo.types import Completion, Grade, Problem
 
 
@@ -127,12 +130,24 @@ class File:
         row = Row("the question", dict.fromkeys(columns if len(columns) == 1 else {self.prompt_column}, text))
         return Problem("question", asked._prompt(row), None, chat_template_kwargs=self.chat_template_kwargs)
 
+    def asked_in_training(self, keys: Collection[str]) -> list[Problem]:
+        """Training problems whose prompts have one of these keys."""
+        return self._problems.asked_in_training(keys)
+
+    @property
+    def storage_words(self) -> str:
+        """Place of the rows, and what of them was checked, for a person."""
+        return self._problems.storage_words
+
     @cached_property
-    def _problems(self) -> FileProblems:
+    def _problems(self) -> FileProblems | StoredProblems:
         needed: dict[str, tuple[str, ...]] = {} if self.template else {"task.prompt_column": (self.prompt_column,)}
         if self._needs_answer:
             needed["task.answer_columns"] = self.answer_columns
-        return FileProblems(self.path, self.held_out, self.skip_bad, self._problem, self._keeps, needed)
+        read_as = (self.prompt_column, self.answer_columns, self.template, self.system, self.chat, self.keep_pass_rate)
+        settings = f"File {read_as} {type(self.reward).__name__ if self._needs_answer else ''}"
+        file = LargeFile(self.path, self.held_out, self.skip_bad, self._problem, self._checked, settings, needed)
+        return problems_of(file, self._keeps)
 
     @cached_property
     def _name(self) -> str:
@@ -154,12 +169,17 @@ class File:
         rate, (low, high) = problem.data["pass_rate"], self.keep_pass_rate
         return rate is not None and low <= float(rate) <= high
 
-    def _problem(self, row: Row) -> Problem:
+    def _checked(self, row: Row) -> CheckedPrompt:
+        """The prompt of a row from which a problem can be made."""
+        if self.keep_pass_rate is not None:
+            problem = self._problem(row)
+            return CheckedPrompt(problem.prompt, self._keeps(problem))
         prompt = self._prompt(row)
-        column = next((column for column in self.answer_columns if row.find(column) is not None), "")
-        answer = row.find(column) if column else None
-        if self._needs_answer:
-            self._check_answer(column, answer)
+        self._answer(row)
+        return CheckedPrompt(prompt)
+
+    def _problem(self, row: Row) -> Problem:
+        prompt, answer = self._prompt(row), self._answer(row)
         data = {column: value for column, value in row.values.items() if column != self.prompt_column}
         name = stable_hash(prompt_key(prompt), json.dumps(answer, default=str))
         return Problem(
@@ -172,6 +192,14 @@ class File:
 
     def _prompt(self, row: Row) -> Prompt:
         return row_prompt(row, self.prompt_column, template=self.template, system=self.system, chat=self.chat)
+
+    def _answer(self, row: Row) -> Any:
+        """The answer of a row; ValueError if the reward needs another one."""
+        column = next((column for column in self.answer_columns if row.find(column) is not None), "")
+        answer = row.find(column) if column else None
+        if self._needs_answer:
+            self._check_answer(column, answer)
+        return answer
 
     def _check_answer(self, column: str, answer: object) -> None:
         """Refuse an answer that no completion can match, such as a dictionary or a list."""

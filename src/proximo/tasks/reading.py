@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from proximo.data import Mistakes, Row, read_rows, read_splits
@@ -94,14 +94,21 @@ class FileProblems:
             + (f"; {others} of them with different answers" if others else "")
         )
 
+    def asked_in_training(self, keys: Collection[str]) -> list[Problem]:
+        """Training problems whose prompts have one of these keys."""
+        problems = (self.problem(index, "train", 0) for index in range(self.size("train")))
+        return [problem for problem in problems if prompt_key(problem.prompt) in keys]
+
+    @property
+    def storage_words(self) -> str:
+        """Place of the rows, and what of them was checked, for a person."""
+        return "in memory, all checked"
+
     def _refuse(self, mistakes: Mistakes) -> None:
-        if not self._skip_bad:
-            mistakes.refuse(f"task.path is {self._path!r}, with bad rows (`task.skip_bad=True` leaves them out):")
+        refuse_bad(mistakes, self._path, self._skip_bad)
 
     def _refuse_empty(self) -> None:
-        train, kept = (len(self._splits[split]) for split in ("train", "held_out"))
-        remedy = "a larger share or a file"  # with 0, evaluation has to be switched off too
-        refuse_empty(train, kept, self._path, self._held_out, field="task", remedy=remedy)
+        refuse_no_rows(self.size("train"), self.size("held_out"), self._path, self._held_out)
 
     def _read(self, path: str, mistakes: Mistakes, *, field: str) -> list["_Placed"]:
         problems, rows = [], read_rows(path, mistakes, field=field)
@@ -114,6 +121,18 @@ class FileProblems:
             except ValueError as error:
                 mistakes.add(row.location, str(error))
         return problems
+
+
+def refuse_bad(mistakes: Mistakes, path: str, skip_bad: bool) -> None:
+    """Refuse bad rows of a task's file, unless they are skipped."""
+    if not skip_bad:
+        mistakes.refuse(f"task.path is {path!r}, with bad rows (`task.skip_bad=True` leaves them out):")
+
+
+def refuse_no_rows(train: int, kept: int, path: str, held_out: float | str) -> None:
+    """Refuse a task's file with an empty split."""
+    remedy = "a larger share or a file"  # with 0, evaluation has to be switched off too
+    refuse_empty(train, kept, path, held_out, field="task", remedy=remedy)
 
 
 @dataclass(frozen=True)

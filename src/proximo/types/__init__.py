@@ -36,6 +36,8 @@ class Problem:
     """Name of the source that it comes from, where a task has several; metrics and ledger name it."""
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     """Arguments of the chat template, such as enable_thinking."""
+    unusable: str = ""
+    """Reason why a run passes it over, with its row; empty: none."""
 
 
 @dataclass(frozen=True)

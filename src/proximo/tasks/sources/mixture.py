@@ -1,7 +1,7 @@
 """Several sources of problems in one task, drawn by weight."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Protocol, runtime_checkable
@@ -117,9 +117,7 @@ class Mixture:
     def _refuse_overlap(self) -> None:
         held_out = {prompt_key(self.problem(index, "held_out", 0).prompt) for index in range(len(self._held_out))}
         for source in self.sources:
-            size = source.task.size("train") if source.weight else 0
-            problems = (source.task.problem(index, "train", 0) for index in range(size or 0))
-            both = [problem for problem in problems if prompt_key(problem.prompt) in held_out]
+            both = _asked_in_training(source.task, held_out) if source.weight else []
             if both:
                 raise ValueError(
                     f"task.sources: {len(both)} training prompts of {source.name} are also held out, such "
@@ -138,6 +136,14 @@ class Mixture:
         """Source and index of each held-out problem, the sources taking turns, so that the first ones are of all."""
         sizes = [source.task.size("held_out") or 0 for source in self.sources]
         return [(number, index) for index in range(max(sizes)) for number, size in enumerate(sizes) if index < size]
+
+
+def _asked_in_training(task: Task, keys: Collection[str]) -> list[Problem]:
+    """Training problems whose prompts have one of these keys; none of a task that generates problems without end."""
+    if isinstance(task, File):
+        return task.asked_in_training(keys)
+    problems = (task.problem(index, "train", 0) for index in range(task.size("train") or 0))
+    return [problem for problem in problems if prompt_key(problem.prompt) in keys]
 
 
 @runtime_checkable
@@ -160,6 +166,14 @@ def data_remarks(task: Mixture | SourceTask) -> list[str]:
     if isinstance(task, Mixture):
         return [line for source in task.sources for line in data_remarks(source.task)]
     return task.remarks if isinstance(task, File | Code) else []
+
+
+def storage_words(task: object) -> str:
+    """Place of the rows of a task's files, and what was checked, for a person; empty for others."""
+    if isinstance(task, Mixture):
+        each = {source.name: storage_words(source.task) for source in task.sources}
+        return ", ".join(f"{name} {words}" for name, words in each.items() if words)
+    return task.storage_words if isinstance(task, File | Code) else ""
 
 
 class _SourceOrder:

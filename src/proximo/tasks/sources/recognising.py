@@ -8,6 +8,7 @@ from typing import Any
 from proximo.data import Mistakes, Row, read_rows
 from proximo.data.locating import split_patterns
 from proximo.data.rows import refuse_absent
+from proximo.data.stored import stored_rows
 from proximo.rewards import ExactMatch, MathVerify, Reward
 from proximo.rewards.text import last_number
 from proximo.tasks.file import File
@@ -24,6 +25,8 @@ ANSWERS = (
     "target",
 )
 """Columns that may hold the prompt or the answer."""
+LOOKED_AT = 4096
+"""Rows of a large file that are looked at."""
 MARK = "####"
 """Stands before the final number in GSM8K's answers."""
 _NUMBER = re.compile(r"[-+]?[$€£¥]?[\d,]*\.?\d+(?:[eE][-+]?\d{1,2})?", re.ASCII)
@@ -63,7 +66,8 @@ def recognise(data: str, chosen: Chosen | None = None, *, chat: bool = False) ->
     path, tests = split_patterns(data, "data")
     held_out = _held_out(data, tests, chosen)
     mistakes = Mistakes()  # where other rows are good, the task reports or skips them
-    rows = read_rows(path, mistakes, field="data")
+    stored = stored_rows(path, "data")
+    rows = stored.spread(LOOKED_AT) if stored else read_rows(path, mistakes, field="data")
     if not rows:
         mistakes.refuse(f"data is {data!r}, in which no row can be read:")
         raise ValueError(f"data is {data!r}: it has no rows")
@@ -99,7 +103,8 @@ def recognise(data: str, chosen: Chosen | None = None, *, chat: bool = False) ->
         how,
         f"{task.held_out:.0%} of the prompts held out" if isinstance(task.held_out, float) else f"held out: {held_out}",
     ]
-    return task, f"data {path}: {len(rows)} rows, {'; '.join(filter(None, parts))}"
+    number = f"{len(stored):,} rows, {len(rows):,} of them looked at" if stored else f"{len(rows)} rows"
+    return task, f"data {path}: {number}, {'; '.join(filter(None, parts))}"
 
 
 def _held_out(data: str, tests: Sequence[str], chosen: Chosen) -> float | str | None:
