@@ -1,7 +1,5 @@
-"""An algorithm with pieces from a user's own file: TOML, flags, explain, and a run that is resumed and replayed."""
+"""An algorithm with pieces from a user's own file: TOML, flags and explain; tests/outside has whole runs."""
 
-import json
-import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -64,31 +62,3 @@ def test_explain_shows_what_a_piece_gives_and_says_what_it_does_not(here, capsys
         assert line in shown, line
     assert explain.own_words(DAPO.gate) == []
     assert explain.nearest(mine()).name == "dapo"
-
-
-@pytest.mark.slow("trains and resumes a run")
-def test_a_run_with_pieces_of_ones_own_trains_resumes_and_is_replayed(here, capsys):
-    flags = ["--algorithm.gate.type", "my_gate.py:Ceiling", "--algorithm.keep.type", "my_keep.py:First"]
-    flags += ["--algorithm.keep.groups", "2", "--training.groups", "2", "--training.group-size", "4"]
-    flags += ["--training.minibatches", "1", "--evaluation.problems", "2", "--checkpoints.every", "1"]
-    assert main(["train", *flags, "--steps", "2", "--run", "whole"]) == 0
-    assert main(["train", *flags, "--steps", "1", "--run", "parts"]) == 0
-    assert main(["train", *flags, "--steps", "2", "--run", "parts", "--allow-change", "steps"]) == 0
-    whole, parts = (
-        [line for line in (here / name / "metrics.jsonl").read_bytes().splitlines() if b'"policy_loss"' in line]
-        for name in ("whole", "parts")
-    )
-    assert len(whole) == 2
-    assert whole == parts
-    capsys.readouterr()
-    assert main(["replay", "whole", "--step", "2", "--json", "--as", "grpo"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["algorithms"][0]["policy_loss"] == pytest.approx(told["logged_policy_loss"], abs=1e-6)
-    (here / "my_gate.py").write_text(GATE + os.linesep)
-    with pytest.raises(SystemExit):
-        main(["train", *flags, "--steps", "2", "--run", "whole"])
-    said = capsys.readouterr().err
-    assert "algorithm.gate.type (my_gate.py) has changed since the run began  (--allow-change" in said
-    with pytest.raises(SystemExit):
-        main(["replay", "whole", "--step", "2", "--as", "grpo"])
-    assert "whose code is not what you ran with this run" in capsys.readouterr().err

@@ -63,22 +63,6 @@ def test_a_finished_run_returns_its_result_at_once(whole: Path, monkeypatch):
     assert result.result == proximo.open_run(whole).result
 
 
-@pytest.mark.slow("trains and resumes a run")
-def test_a_run_that_failed_resumes_to_the_same_bytes(whole: Path, tmp_path: Path):
-    def fail(step: int, _: dict[str, float]) -> None:
-        if step == 2:
-            raise RuntimeError("the logger's disk is full")
-
-    config, folder = small(checkpoints=proximo.CheckpointOptions(every=1)), tmp_path / "run"
-    with pytest.raises(RuntimeError, match="disk is full") as error:
-        proximo.train(config, folder, on_step=fail, quiet=True)
-    assert f"what was written so far is in {folder}" in error.value.__notes__[0]
-    assert "resumes after step 1" in error.value.__notes__[0]
-    assert proximo.open_run(folder).state == "stopped"
-    proximo.train(config, folder, quiet=True)
-    assert metrics(folder) == metrics(whole)
-
-
 # on_step
 
 

@@ -164,6 +164,7 @@ def test_viii_micro_batches_add_up(algorithm: Algorithm, batch: Batch, cut: int,
 
 
 @FIVE
+@settings(max_examples=15)
 @given(batch=batches(), cut=st.integers(0, 12))
 def test_viii_micro_batches_add_up_with_plain_weights(algorithm: Algorithm, batch: Batch, cut: int):
     weights = token_weights(algorithm.weights, batch.mask, batch.group)
