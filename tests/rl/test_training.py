@@ -205,8 +205,9 @@ def test_tensors_of_ragged_groups():
 
 
 def test_unscored_rows_leave_and_advantages_know_nothing_of_them():
-    assembled = assemble([group_of([1.0, math.nan, 0.0], [2, 2, 2])], [], learner(GRPO), 8)
-    assert assembled.unscored == 1
+    dropped = [group_of([math.nan, 1.0], [2, 2])]
+    assembled = assemble([group_of([1.0, math.nan, 0.0], [2, 2, 2])], dropped, learner(GRPO), 8)
+    assert assembled.unscored == 1  # of what was kept
     assert len(assembled.batch) == 2
     advantages, _ = proximo.advantages(
         GRPO, rewards=torch.tensor([1.0, 0.0]), group=torch.tensor([0, 0]), mask=torch.ones(2, 2).bool()
