@@ -278,11 +278,6 @@ def test_contradictions_are_refused(make, message):
 # What a review found
 
 
-def test_an_infinite_reward_is_unscored():
-    assert math.isnan(Grade(math.inf).reward)
-    assert math.isnan(Grade(1.0, {"a": 1.0, "b": -math.inf}).reward)
-
-
 def test_a_verdict_that_is_only_watched_decides_nothing():
     grade = Grade(math.nan, {"reward_model": 0.5})
     assert grade.reward == 0.5
