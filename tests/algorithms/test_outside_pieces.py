@@ -1,15 +1,12 @@
-"""An algorithm with pieces from a user's own file: TOML, flags and explain; tests/outside has whole runs."""
+"""An algorithm with pieces from a user's own file, in words; tests/outside has whole runs."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from proximo.algorithms import DAPO, GRPO, Algorithm, explain
+from proximo.algorithms import DAPO, Algorithm, explain
 from proximo.cli import main
 from proximo.cli.flags import changed
-from proximo.config import toml
-from proximo.rl.config import RunConfig
 from tests.outside_files import GATE, KEEP
 
 
@@ -24,28 +21,6 @@ def here(tmp_path, monkeypatch) -> Path:
 def mine() -> Algorithm:
     flags = ["--gate.type", "my_gate.py:Ceiling", "--gate.most", "3", "--keep.type", "my_keep.py:First"]
     return changed(DAPO, flags, prog="test", description="")
-
-
-def test_flags_and_toml_give_the_same_algorithm(here):
-    algorithm = mine()
-    assert toml.plain(algorithm)["gate"] == {"type": "my_gate.py:Ceiling", "most": 3.0}
-    assert toml.loads(toml.dumps(algorithm), Algorithm) == algorithm
-    assert replace(algorithm, gate=DAPO.gate, keep=DAPO.keep) == DAPO
-    config = RunConfig(algorithm=replace(GRPO, gate=algorithm.gate))
-    given = changed(RunConfig(), ["--algorithm.gate.type", "my_gate.py:Ceiling", "--algorithm.gate.most", "3"],
-                    prog="test", description="")  # fmt: skip
-    assert given.algorithm.gate == config.algorithm.gate
-    assert toml.loads(toml.dumps(config), RunConfig) == config
-
-
-def test_a_piece_that_lacks_a_member_is_refused(here, capsys):
-    (here / "my_gate.py").write_text(GATE.replace("def through", "def thru"))
-    with pytest.raises(SystemExit):
-        main(["explain", "grpo", "--gate.type", "my_gate.py:Ceiling"])
-    assert capsys.readouterr().err == (
-        "error: --gate.type my_gate.py:Ceiling: Ceiling lacks through(), which a GateProtocol has: "
-        "add what is missing\n"
-    )
 
 
 def test_explain_shows_what_a_piece_gives_and_says_what_it_does_not(here, capsys):

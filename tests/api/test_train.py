@@ -87,12 +87,6 @@ def test_true_ends_a_run_saved_evaluated_and_finished(whole: Path, tmp_path: Pat
     assert metrics(folder) == metrics(whole)
 
 
-@pytest.mark.slow("trains a run")
-def test_what_a_logger_returns_ends_nothing(whole: Path, tmp_path: Path):
-    proximo.train(small(), tmp_path / "run", on_step=lambda step, found: found, quiet=True)
-    assert metrics(tmp_path / "run") == metrics(whole)
-
-
 # Refusals
 
 

@@ -345,6 +345,7 @@ def test_a_skipped_spike_leaves_weights_and_optimizer_alone():
     assert update.skipped is not None
     assert "times the median" in update.skipped.reason
     assert same(before, state_of(trainer))
+    assert trainer.version == MIN_NORMS  # of the updates that were applied
     for handle in handles:
         handle.remove()
     assert trainer.update(batch, fresh=False).skipped is None
