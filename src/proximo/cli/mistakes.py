@@ -88,7 +88,7 @@ def _here(answer: Foreign | None) -> str:
     if answer is None:
         return "no setting of this name is known here"
     flag = BY_NAME[answer.ours].flag if answer.ours in BY_NAME else f"--{answer.ours.replace('_', '-')}"
-    return answer.told(flag if answer.ours else "")
+    return answer.in_words(flag if answer.ours else "")
 
 
 def half(source: str, given: set[str]) -> str | None:

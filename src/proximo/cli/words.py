@@ -62,7 +62,7 @@ def answer_to(kind: str, flag: str, known: Collection[str]) -> str | None:
     missing = [each for each in re.findall(r"--[a-z][\w.-]*\w", _of_this(answer.remark)) if each not in known]
     if missing or bool(answer.ours) != bool(ours):
         return None
-    return answer.told(ours)
+    return answer.in_words(ours)
 
 
 def _of_this(remark: str) -> str:

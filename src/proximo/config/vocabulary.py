@@ -181,7 +181,7 @@ class Foreign:
     """The word or dotted field; empty: nothing has to be given."""
     remark: str = ""
 
-    def told(self, ours: str) -> str:
+    def in_words(self, ours: str) -> str:
         """The answer in words; `ours` is how to give it here."""
         return f"here it is {ours}{self.remark and ', ' + self.remark}" if ours else self.remark
 
