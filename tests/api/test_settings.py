@@ -210,12 +210,6 @@ def test_fields_are_set_together_and_not_one_before_the_other():
         with_settings(ARITHMETIC, {"batch": 2}, {})
 
 
-def test_help_fits_a_screen():
-    text = inspect.getdoc(proximo.train) or ""
-    assert len(text.splitlines()) <= 40
-    assert max(map(len, text.splitlines())) <= 116
-
-
 @pytest.mark.slow("trains a run")
 def test_log_sees_each_step(tmp_path: Path):
     seen: list[dict[str, float]] = []
