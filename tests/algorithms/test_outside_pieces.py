@@ -1,17 +1,12 @@
-"""An algorithm with pieces from a user's own file: TOML, flags, explain, and a run that is resumed and replayed."""
+"""An algorithm with pieces from a user's own file, in words; tests/outside has whole runs."""
 
-import json
-import os
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from proximo.algorithms import DAPO, GRPO, Algorithm, explain
+from proximo.algorithms import DAPO, Algorithm, explain
 from proximo.cli import main
 from proximo.cli.flags import changed
-from proximo.config import toml
-from proximo.rl.config import RunConfig
 from tests.outside_files import GATE, KEEP
 
 
@@ -28,28 +23,6 @@ def mine() -> Algorithm:
     return changed(DAPO, flags, prog="test", description="")
 
 
-def test_flags_and_toml_give_the_same_algorithm(here):
-    algorithm = mine()
-    assert toml.plain(algorithm)["gate"] == {"type": "my_gate.py:Ceiling", "most": 3.0}
-    assert toml.loads(toml.dumps(algorithm), Algorithm) == algorithm
-    assert replace(algorithm, gate=DAPO.gate, keep=DAPO.keep) == DAPO
-    config = RunConfig(algorithm=replace(GRPO, gate=algorithm.gate))
-    given = changed(RunConfig(), ["--algorithm.gate.type", "my_gate.py:Ceiling", "--algorithm.gate.most", "3"],
-                    prog="test", description="")  # fmt: skip
-    assert given.algorithm.gate == config.algorithm.gate
-    assert toml.loads(toml.dumps(config), RunConfig) == config
-
-
-def test_a_piece_that_lacks_a_member_is_refused(here, capsys):
-    (here / "my_gate.py").write_text(GATE.replace("def through", "def thru"))
-    with pytest.raises(SystemExit):
-        main(["explain", "grpo", "--gate.type", "my_gate.py:Ceiling"])
-    assert capsys.readouterr().err == (
-        "error: --gate.type my_gate.py:Ceiling: Ceiling lacks through(), which a GateProtocol has: "
-        "add what is missing\n"
-    )
-
-
 def test_explain_shows_what_a_piece_gives_and_says_what_it_does_not(here, capsys):
     flags = ["--gate.type", "my_gate.py:Ceiling", "--gate.most", "3", "--keep.type", "my_keep.py:First"]
     assert main(["explain", "dapo", *flags]) == 0
@@ -64,31 +37,3 @@ def test_explain_shows_what_a_piece_gives_and_says_what_it_does_not(here, capsys
         assert line in shown, line
     assert explain.own_words(DAPO.gate) == []
     assert explain.nearest(mine()).name == "dapo"
-
-
-@pytest.mark.slow("trains and resumes a run")
-def test_a_run_with_pieces_of_ones_own_trains_resumes_and_is_replayed(here, capsys):
-    flags = ["--algorithm.gate.type", "my_gate.py:Ceiling", "--algorithm.keep.type", "my_keep.py:First"]
-    flags += ["--algorithm.keep.groups", "2", "--training.groups", "2", "--training.group-size", "4"]
-    flags += ["--training.minibatches", "1", "--evaluation.problems", "2", "--checkpoints.every", "1"]
-    assert main(["train", *flags, "--steps", "2", "--run", "whole"]) == 0
-    assert main(["train", *flags, "--steps", "1", "--run", "parts"]) == 0
-    assert main(["train", *flags, "--steps", "2", "--run", "parts", "--allow-change", "steps"]) == 0
-    whole, parts = (
-        [line for line in (here / name / "metrics.jsonl").read_bytes().splitlines() if b'"policy_loss"' in line]
-        for name in ("whole", "parts")
-    )
-    assert len(whole) == 2
-    assert whole == parts
-    capsys.readouterr()
-    assert main(["replay", "whole", "--step", "2", "--json", "--as", "grpo"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["algorithms"][0]["policy_loss"] == pytest.approx(told["logged_policy_loss"], abs=1e-6)
-    (here / "my_gate.py").write_text(GATE + os.linesep)
-    with pytest.raises(SystemExit):
-        main(["train", *flags, "--steps", "2", "--run", "whole"])
-    said = capsys.readouterr().err
-    assert "algorithm.gate.type (my_gate.py) has changed since the run began  (--allow-change" in said
-    with pytest.raises(SystemExit):
-        main(["replay", "whole", "--step", "2", "--as", "grpo"])
-    assert "whose code is not what you ran with this run" in capsys.readouterr().err

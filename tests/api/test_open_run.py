@@ -14,6 +14,7 @@ import proximo
 from proximo.supervised.fitting import Fitted
 from proximo.system.locks import FolderLock
 from tests.api.settings import small
+from tests.rows import metrics_of
 
 CONFIG = small(training=replace(small().training, groups=8), evaluation=proximo.EvaluationOptions(problems=4, every=2))
 
@@ -24,10 +25,6 @@ def folder(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("runs") / "mine"
     proximo.train(CONFIG, folder, quiet=True)
     return folder
-
-
-def logged(folder: Path) -> list[dict]:
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
 def killed(folder: Path, copy: Path) -> Path:
@@ -42,7 +39,7 @@ def killed(folder: Path, copy: Path) -> Path:
 @pytest.mark.slow("trains a run")
 def test_metrics_have_one_row_a_step(folder: Path):
     table = proximo.open_run(folder).metrics()
-    rows = logged(folder)
+    rows = metrics_of(folder)
     assert table.column("step").to_pylist() == [0, 1, 2, 3]
     trained = {row["step"]: row["outcome"] for row in rows if "outcome" in row}
     assert table.column("outcome").to_pylist() == [None, *trained.values()]
@@ -69,7 +66,7 @@ def test_config_algorithm_result_and_events(folder: Path):
     assert run.algorithm == proximo.GRPO
     assert run.path == folder
     assert isinstance(run.result, proximo.RunResult)
-    assert run.result.after.accuracy == logged(folder)[-1]["held_out/accuracy"]
+    assert run.result.after.accuracy == metrics_of(folder)[-1]["held_out/accuracy"]
     assert run.state == "finished"
     assert repr(run) == f"<run {folder}: grpo, finished, 3 steps>"
     assert all("kind" in event for event in run.events())
@@ -132,7 +129,7 @@ def test_several_metrics_are_several_lines(folder: Path):
 
 def test_the_lens_reproduces_the_logged_loss(folder: Path):
     own, sapo, wide = proximo.open_run(folder).lens(2, "sapo", proximo.DAPO)
-    (row,) = [row for row in logged(folder) if row["step"] == 2 and "policy_loss" in row]
+    (row,) = [row for row in metrics_of(folder) if row["step"] == 2 and "policy_loss" in row]
     assert own.policy_loss == pytest.approx(row["policy_loss"], abs=1e-6)
     assert (own.name, sapo.name, wide.name) == ("grpo", "sapo", "dapo")
     assert 0 < sapo.cosine <= 1 + 1e-9

@@ -2,7 +2,6 @@
 
 import json
 import math
-import random
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -307,23 +306,6 @@ def test_a_run_with_a_function_of_a_module_resumes_without_it(tmp_path: Path):
     read = proximo.open_run(tmp_path / "run").config
     assert isinstance(read, RunConfig)
     assert proximo.train(read, tmp_path / "run", quiet=True).after == result.after
-
-
-def test_errors_leave_completions_unscored_in_a_run(tmp_path: Path):
-    draws = random.Random(0)
-
-    def moody(completions, **columns):
-        if len(completions) == 1 and draws.random() < 0.5:
-            raise RuntimeError("not today")
-        if len(completions) > 1:
-            raise RuntimeError("one at a time")
-        return [1.0]
-
-    proximo.train(small(steps=1), tmp_path / "run", rewards=[moody], quiet=True)
-    run = proximo.open_run(tmp_path / "run")
-    missing = [math.isnan(row["reward"]) for row in run.rollouts(1).select(["reward"]).to_pylist()]
-    assert 0 < sum(missing) < len(missing)
-    assert any("moody" in event["message"] and event["kind"] == "unscored" for event in run.events())
 
 
 def test_a_comparison_has_no_way_to_call_it():

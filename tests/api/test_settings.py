@@ -211,12 +211,6 @@ def test_fields_are_set_together_and_not_one_before_the_other():
         with_settings(ARITHMETIC, {"batch": 2}, {})
 
 
-def test_help_fits_a_screen():
-    text = inspect.getdoc(proximo.train) or ""
-    assert len(text.splitlines()) <= 40
-    assert max(map(len, text.splitlines())) <= 116
-
-
 @pytest.mark.slow("measures the machine, which a dry run tells")
 def test_a_dry_run_says_what_would_run_and_starts_nothing(capsys, monkeypatch):
     monkeypatch.setattr(loading, "load_weights", lambda *_, **__: pytest.fail("weights were loaded"))

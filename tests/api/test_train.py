@@ -2,7 +2,6 @@
 
 import os
 import signal
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -86,22 +85,6 @@ def test_a_finished_run_returns_its_result_at_once(whole: Path, monkeypatch):
     assert result.result == proximo.open_run(whole).result
 
 
-@pytest.mark.slow("trains and resumes a run")
-def test_a_run_that_failed_resumes_to_the_same_bytes(whole: Path, tmp_path: Path):
-    def fail(step: int, _: dict[str, float]) -> None:
-        if step == 2:
-            raise RuntimeError("the logger's disk is full")
-
-    config, folder = small(checkpoints=proximo.CheckpointOptions(every=1)), tmp_path / "run"
-    with pytest.raises(RuntimeError, match="disk is full") as error:
-        proximo.train(config, folder, on_step=fail, quiet=True)
-    assert f"what was written so far is in {folder}" in error.value.__notes__[0]
-    assert "resumes after step 1" in error.value.__notes__[0]
-    assert proximo.open_run(folder).state == "stopped"
-    proximo.train(config, folder, quiet=True)
-    assert metrics(folder) == metrics(whole)
-
-
 # on_step
 
 
@@ -125,12 +108,6 @@ def test_true_ends_a_run_saved_evaluated_and_finished(whole: Path, tmp_path: Pat
     assert again.result == result.result
     assert proximo.train(small(), folder, allow_change=["steps"], quiet=True).checkpoint.name == "step-000003"
     assert metrics(folder) == metrics(whole)
-
-
-@pytest.mark.slow("trains a run")
-def test_what_a_logger_returns_ends_nothing(whole: Path, tmp_path: Path):
-    proximo.train(small(), tmp_path / "run", on_step=lambda step, found: found, quiet=True)
-    assert metrics(tmp_path / "run") == metrics(whole)
 
 
 # Refusals
@@ -157,7 +134,6 @@ def test_a_folder_that_is_not_empty_is_refused_where_nothing_is_resumed(whole: P
 REFUSED = [
     (lambda: small(model="no/such/folder/here"), "no/such/folder/here"),
     (lambda: small(device="no such device"), "no such device"),
-    (lambda: small(training=replace(small().training, learning_rate=float("inf"))), "learning_rate is inf"),
 ]
 
 

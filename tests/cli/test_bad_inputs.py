@@ -581,6 +581,8 @@ COMMANDS = {
     "a flag without its value": (["train", "--steps"], ["--steps"]),
     "unknown preset": (["train", "arithmetics"], ["no preset is called", "the nearest is 'arithmetic'"]),
     "unknown algorithm": (["train", "--algorithm", "grop"], ["--algorithm grop", "the nearest is 'grpo'"]),
+    "an algorithm in the place of a preset": (["train", "dapo"], ["dapo is an algorithm, no preset: --algorithm dapo"]),
+    "an algorithm without its name": (["train", "--algorithm"], ["--algorithm needs a value"]),
     "words for a number": (["train", "--steps", "three"], ["--steps", "three"]),
     "NaN for a number": (["train", "--training.learning-rate", "nan"], ["training.learning_rate", "nan"]),
     "infinity for a number": (["train", "--training.learning-rate", "inf"], ["training.learning_rate is inf"]),

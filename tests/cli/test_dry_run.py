@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from proximo.algorithms import PPO
 from proximo.cli import main
 from proximo.config import toml
 from proximo.environments.kinds import MultiTurn
@@ -138,9 +139,15 @@ def test_a_grader_that_cannot_be_trained_with_is_refused(folder, tmp_path, capsy
     assert error.endswith("calibration: no text could be scored, of 3 problems; nothing was trained\n")
 
 
-def test_a_dry_run_loads_no_weights(no_weights, folder, capsys):
+def test_a_dry_run_loads_no_weights_and_prints_a_config_of_the_same_run(no_weights, folder, tmp_path, capsys):
     assert main(["train", "--task.type", "Arithmetic", "--model", folder, "--algorithm", "ppo", "--dry-run"]) == 0
-    assert "value model's 1 layers" in capsys.readouterr().out.replace("\n#" + " " * 16, " ")
+    printed = capsys.readouterr().out
+    assert "value model's 1 layers" in printed.replace("\n#" + " " * 16, " ")
+    found = toml.loads(printed, RunConfig)
+    assert (found.algorithm, found.model) == (PPO, folder)
+    (tmp_path / "run.toml").write_text(printed)
+    assert main(["train", str(tmp_path / "run.toml"), "--dry-run"]) == 0
+    assert toml.loads(capsys.readouterr().out, RunConfig) == found
 
 
 def test_a_dry_run_as_data(folder, capsys):

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol, get_args
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proximo.config import toml
@@ -116,6 +116,7 @@ def test_defaults_are_written_out_and_tuples_hold_both_kinds(here):
         assert toml.loads(toml.dumps(value), Drawing) == value
 
 
+@settings(max_examples=20)
 @given(st.text(), st.floats(allow_nan=False, allow_infinity=False), st.lists(st.integers(-9, 9)))
 def test_any_value_of_a_users_class_loads_back_equal(name: str, height: float, corners: list[int]):
     kind: Any = load_class(f"{Path(__file__).parent / 'outside_shapes.py'}:Triangle")

@@ -17,6 +17,7 @@ from proximo.models import tiny_model
 from tests.distributed.groups import ROOT
 from tests.distributed.test_launching import started
 from tests.distributed.test_whole_run import SMALL
+from tests.rows import metrics_of
 
 
 def plan(tokens: int, checkpointed: int = 0, offloaded: int = 0) -> dict[str, int]:
@@ -75,10 +76,7 @@ def test_a_run_on_two_ranks_goes_on_when_one_of_them_has_less_memory(tmp_path, m
         assert launch([*command, str(tokens), *run], 2, said.append) == 0
     assert said
     assert all(line.startswith("rank 1 ran out of memory") for line in said)
-    small, whole = (
-        [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
-        for name in ("20", "10000")
-    )
+    small, whole = (metrics_of(tmp_path / name) for name in ("20", "10000"))
     for ours, theirs in zip(small, whole, strict=True):
         for name in {"gradient_norm", "policy_loss", "reward"} & theirs.keys():
             assert ours[name] == pytest.approx(theirs[name], rel=1e-4, abs=1e-6)

@@ -1,6 +1,5 @@
 """Fine-tuning, DPO and reward models on ranks: the numbers of one process."""
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from proximo.supervised.schedule import FitOptions
 from proximo.supervised.sft import SftConfig
 from tests.distributed import stage_cases
 from tests.distributed.groups import start_group
+from tests.rows import metrics_of
 
 NORM, WEIGHTS = 1e-5, 5e-6
 NAMES = ("sft", "dpo", "lora", "reward")
@@ -26,10 +26,6 @@ def mesh() -> Iterator[Mesh]:
     mesh = Mesh.alone()
     yield mesh
     mesh.close()
-
-
-def metrics(folder: Path) -> list[dict[str, float]]:
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
 def weights(folder: Path) -> torch.Tensor:
@@ -62,11 +58,11 @@ def two_ranks(tmp_path_factory) -> Path:
 @pytest.mark.parametrize("name", NAMES)
 def test_two_ranks_agree_with_one_process_and_resume(two_ranks, tmp_path, name):
     stage_cases.run(stage_cases.configs(tmp_path)[name], tmp_path / "plain")
-    plain, found = metrics(tmp_path / "plain"), two_ranks / name
+    plain, found = metrics_of(tmp_path / "plain"), two_ranks / name
     assert (found / "resumed" / "metrics.jsonl").read_bytes() == (found / "ranks" / "metrics.jsonl").read_bytes()
     assert torch.equal(weights(found / "resumed"), weights(found / "ranks"))
     for ours in ("ranks", "alone"):
-        rows = metrics(found / ours)
+        rows = metrics_of(found / ours)
         assert [row["step"] for row in rows] == [row["step"] for row in plain]
         norms = [[row["gradient_norm"] for row in each if "gradient_norm" in row] for each in (rows, plain)]
         assert norms[0] == pytest.approx(norms[1], rel=NORM)

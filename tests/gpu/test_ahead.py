@@ -17,14 +17,7 @@ from proximo.samplers.sampler import SamplingOptions
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 
 
-@pytest.fixture
-def float32():
-    torch.set_default_dtype(torch.float32)
-    yield
-    torch.set_default_dtype(torch.float64)
-
-
-def test_the_metrics_are_those_of_a_sampler_that_lags(tmp_path: Path, float32):
+def test_the_metrics_are_those_of_a_sampler_that_lags(tmp_path: Path, ordinary_precision):
     settings = RunConfig(
         algorithm=GRPO,
         device="cuda",

@@ -36,6 +36,7 @@ from proximo.tasks.arithmetic import Arithmetic
 from proximo.types import Completion, Grade, Group, Problem, Rollout
 from proximo.types.batches import Batch
 from tests.policies import plain
+from tests.rows import read_rows
 
 FIVE = {"PPO": PPO, "GRPO": GRPO, "DAPO": DAPO, "GSPO": GSPO, "SAPO": SAPO}
 five = pytest.mark.parametrize("algorithm", FIVE.values(), ids=FIVE.keys())
@@ -344,6 +345,7 @@ def test_a_skipped_spike_leaves_weights_and_optimizer_alone():
     assert update.skipped is not None
     assert "times the median" in update.skipped.reason
     assert same(before, state_of(trainer))
+    assert trainer.version == MIN_NORMS  # of the updates that were applied
     for handle in handles:
         handle.remove()
     assert trainer.update(batch, fresh=False).skipped is None
@@ -683,10 +685,6 @@ def run_of(folder: Path, **changes) -> Run:
     return Run(replace(small, **changes), folder, ProgressLines())
 
 
-def rows_of_file(path: Path) -> list[dict]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
-
 @pytest.mark.usefixtures("ordinary_precision")
 def test_a_run_whose_gradients_break_skips_counts_keeps_evidence_and_ends(tmp_path: Path, capsys):
     run = run_of(tmp_path)
@@ -695,10 +693,10 @@ def test_a_run_whose_gradients_break_skips_counts_keeps_evidence_and_ends(tmp_pa
     with pytest.raises(ValueError, match=r"6 updates in a row were skipped \(training.max_skipped is 5\)"):
         train(run)
     assert all(map(torch.equal, before, run.model.parameters()))
-    steps = [row for row in rows_of_file(tmp_path / "metrics.jsonl") if "updates" in row]
+    steps = [row for row in read_rows(tmp_path / "metrics.jsonl") if "updates" in row]
     assert [(row["updates"], row["skipped_updates"]) for row in steps] == [(2, 2)] * 3
     assert not any("policy_loss" in row for row in steps)  # of updates that were applied
-    events = rows_of_file(tmp_path / "events.jsonl")
+    events = read_rows(tmp_path / "events.jsonl")
     assert [row["kind"] for row in events] == ["skipped_update"] * 6
     assert len(list((tmp_path / "evidence").iterdir())) == 6
     assert "evidence/step-000001-update-0.json" in capsys.readouterr().err
@@ -721,7 +719,7 @@ def test_a_run_that_runs_out_of_memory_goes_on_in_smaller_passes(tmp_path: Path)
     body(short.model).get_submodule("embed_tokens").register_forward_pre_hook(fail)
     train(short)
     assert failed
-    events = rows_of_file(tmp_path / "short" / "events.jsonl")
+    events = read_rows(tmp_path / "short" / "events.jsonl")
     assert [row["kind"] for row in events] == ["out_of_memory"] * len(failed)
     for ours, theirs in zip(short.model.parameters(), plain.model.parameters(), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-4)
@@ -750,9 +748,9 @@ def test_dynamic_sampling_that_never_fills_ends_each_step_with_a_diagnosis(tmp_p
     training = TrainingOptions(groups=2, group_size=2, minibatches=1, refill_rounds=3)
     run = run_of(tmp_path / "run", algorithm=DAPO, model=str(policy), training=training, steps=2)
     train(run)
-    steps = [row for row in rows_of_file(tmp_path / "run" / "metrics.jsonl") if "updates" in row]
+    steps = [row for row in read_rows(tmp_path / "run" / "metrics.jsonl") if "updates" in row]
     assert [(row["rounds"], row["updates"], row["dead_groups"]) for row in steps] == [(3, 0, 1.0)] * 2
-    events = rows_of_file(tmp_path / "run" / "events.jsonl")
+    events = read_rows(tmp_path / "run" / "events.jsonl")
     assert [row["kind"] for row in events] == ["empty_step", "empty_step", "finding"]
     assert "groups of 3 rounds, as KeepMixed does" in events[0]["message"]
     assert "too hard or too easy" in events[0]["message"]

@@ -339,6 +339,7 @@ def test_nonsense_is_refused():
 
 
 @pytest.mark.slow("trains with adapters")
+@pytest.mark.usefixtures("ordinary_precision")
 def test_the_demo_learns_with_an_adapter(tmp_path):
     """From 24 % to 82 % in four steps, where this was written."""
     demo = presets.ARITHMETIC
@@ -346,10 +347,6 @@ def test_the_demo_learns_with_an_adapter(tmp_path):
     config = replace(
         demo, adapter=Lora(rank=8, alpha=16), steps=4, training=training, evaluation=EvaluationOptions(problems=100)
     )
-    torch.set_default_dtype(torch.float32)
-    try:
-        result = train(replace(config, device="cpu"), tmp_path / "run", quiet=True)
-    finally:
-        torch.set_default_dtype(torch.float64)
+    result = train(replace(config, device="cpu"), tmp_path / "run", quiet=True)
     assert result.before.accuracy < 0.4
     assert result.after.accuracy > 0.6

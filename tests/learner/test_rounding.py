@@ -56,13 +56,6 @@ class Shifted:
             )
 
 
-@pytest.fixture
-def float32():
-    torch.set_default_dtype(torch.float32)
-    yield
-    torch.set_default_dtype(torch.float64)
-
-
 def first_step(folder: Path, shift: float, **training: int) -> Run:
     run = Run(replace(CONFIG, training=replace(CONFIG.training, **training)), folder, ProgressLines())
     run.rollouts = Synchronous(replace(run.collector, sampler=Shifted(run.collector.sampler, shift)))
@@ -72,7 +65,7 @@ def first_step(folder: Path, shift: float, **training: int) -> Run:
 
 
 @pytest.mark.parametrize("minibatches", [1, 2], ids=["measured in the first update", "measured before it"])
-def test_a_sampler_that_is_not_the_policy_stops_the_first_step(tmp_path, float32, minibatches: int):
+def test_a_sampler_that_is_not_the_policy_stops_the_first_step(tmp_path, ordinary_precision, minibatches: int):
     run = Run(replace(CONFIG, training=replace(CONFIG.training, minibatches=minibatches)), tmp_path, ProgressLines())
     before = [parameter.detach().clone() for parameter in run.model.parameters()]
     run.rollouts = Synchronous(replace(run.collector, sampler=Shifted(run.collector.sampler, 0.5)))
@@ -86,11 +79,11 @@ def test_a_sampler_that_is_not_the_policy_stops_the_first_step(tmp_path, float32
 
 
 @pytest.mark.parametrize("minibatches", [1, 2])
-def test_a_gap_of_rounding_stops_nothing(tmp_path, float32, minibatches: int):
+def test_a_gap_of_rounding_stops_nothing(tmp_path, ordinary_precision, minibatches: int):
     assert first_step(tmp_path, 1e-3, minibatches=minibatches).learner.version >= 1
 
 
-def test_a_mismatch_that_was_asked_for_stops_nothing(tmp_path, float32):
+def test_a_mismatch_that_was_asked_for_stops_nothing(tmp_path, ordinary_precision):
     run = Run(replace(CONFIG, sampler=Mismatched()), tmp_path, ProgressLines())
     run.rollouts = Synchronous(replace(run.collector, sampler=Shifted(run.collector.sampler, 0.5)))
     run.log.start("")
@@ -167,7 +160,7 @@ def test_an_old_checkpoint_is_read():
     assert resumed.state().values == state.values
 
 
-def test_a_gap_that_appears_in_a_run_is_an_event(tmp_path, float32):
+def test_a_gap_that_appears_in_a_run_is_an_event(tmp_path, ordinary_precision):
     run = first_step(tmp_path, 0.0, minibatches=2)
     run.rollouts = Synchronous(replace(run.collector, sampler=Shifted(run.collector.sampler, 0.5)))
     train_step(run, 1, DataCursor())

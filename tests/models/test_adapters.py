@@ -2,6 +2,7 @@
 
 import json
 import logging
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -28,24 +29,30 @@ PEFT_ASKS_BY_AN_OLD_NAME = pytest.mark.filterwarnings("ignore:`is_gradient_check
 TOKENS = torch.tensor([[17, 12, 9, 22, 5]])
 
 
-@pytest.fixture
-def base(tmp_path: Path) -> Path:
-    folder = tmp_path / "base"
+@pytest.fixture(scope="module")
+def base(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("models") / "base"
     tiny_model(hidden=16, layers=2, heads=2, kv_heads=1, intermediate=24).save_pretrained(folder)
     tiny_tokenizer().save_pretrained(folder)
     return folder
 
 
-@pytest.fixture
-def adapter(base: Path, tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def saved(base: Path) -> Path:
     """As a run saves it: without the base's weights."""
     model = load_model(str(base))
     add_lora(model, Lora(rank=2, alpha=6), base=base_for(str(base)), seed=0)
     stirred(model)
-    folder = tmp_path / "adapter"
+    folder = base.parent / "adapter"
     folder.mkdir()
     save_model(model, folder)
     return folder
+
+
+@pytest.fixture
+def adapter(saved: Path, tmp_path: Path) -> Path:
+    """One that a test may change."""
+    return Path(shutil.copytree(saved, tmp_path / "adapter"))
 
 
 @torch.no_grad()

@@ -368,16 +368,13 @@ def config(model: str, **changes) -> RunConfig:
 @pytest.mark.parametrize(
     ("replay", "sampler"), [("old_policy", Embedded()), ("sampler", Embedded()), ("sampler", Mismatched(lag=1))]
 )
+@pytest.mark.usefixtures("ordinary_precision")
 def test_a_run_replays_and_keeps_the_routes(tmp_path, replay, sampler):
-    torch.set_default_dtype(torch.float32)
-    try:
-        small_moe().save_pretrained(tmp_path / "model")
-        tiny_tokenizer().save_pretrained(tmp_path / "model")
-        settings = config(str(tmp_path / "model"), routing_replay=replay, sampler=sampler)
-        assert toml.loads(toml.dumps(settings), RunConfig) == settings
-        train(Run(settings, tmp_path / "run", ProgressLines()))
-    finally:
-        torch.set_default_dtype(torch.float64)
+    small_moe().save_pretrained(tmp_path / "model")
+    tiny_tokenizer().save_pretrained(tmp_path / "model")
+    settings = config(str(tmp_path / "model"), routing_replay=replay, sampler=sampler)
+    assert toml.loads(toml.dumps(settings), RunConfig) == settings
+    train(Run(settings, tmp_path / "run", ProgressLines()))
     metrics = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     steps = [row for row in metrics if "routing_overlap" in row]
     assert len(steps) == 2

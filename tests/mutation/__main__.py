@@ -15,6 +15,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
 from tests.mutation.faults import FAULTS as LOSS_FAULTS
 from tests.mutation.faults import Fault
 from tests.mutation.training_faults import TRAINING_FAULTS
@@ -50,6 +52,7 @@ ORDER = [
     "tests/rl/test_schedules.py",
     "tests/rewards/test_metrics.py",
     "tests/rl/test_grading.py",
+    "tests/rl/preflight/test_calibration.py",
     "tests/rl/test_episodes.py",
     "tests/rl/test_runs.py",
     "tests/learner/test_values.py",
@@ -64,6 +67,7 @@ ORDER = [
     "tests/learner/test_schedule.py",
     "tests/learner/test_lora.py",
     "tests/rl/test_training.py",
+    "tests/runs/health/test_health.py",
     "tests/runs/test_resume.py",
     "tests/models/test_logprobs.py",
     "tests/models/test_quantized.py",
@@ -77,7 +81,7 @@ ORDER = [
 
 
 def caught_by(fault: Fault) -> str:
-    """The first test that fails with the fault planted, or "" if none does. The tests of the fault's own room run
+    """The first test that fails with the fault planted, or "" if none does. The quick tests of the fault's own room run
     first, by themselves: nearly always one of them catches it, and the others need not even be imported."""
     path = fault.file if "/" in fault.file else f"losses/{fault.file}"
     own = [each for each in ORDER if each.startswith(f"tests/{path.split('/')[0]}/")]
@@ -88,7 +92,8 @@ def caught_by(fault: Fault) -> str:
             raise SystemExit(f"{fault.file}: {fault.right!r} occurs {text.count(fault.right)} times, not once")
         target.write_text(text.replace(fault.right, fault.wrong))
         others = [each for each in ORDER if each not in own]
-        return next((found for tests in (own, others) if tests and (found := failing(copy, tests))), "")
+        rounds = [(tests, tier) for tests in (own, others) if tests for tier in ("not slow", "slow")]
+        return next((found for tests, tier in rounds if (found := failing(copy, tests, tier))), "")
 
 
 @contextmanager
@@ -102,11 +107,11 @@ def copied() -> Iterator[Path]:
         yield copy
 
 
-def failing(copy: Path, tests: list[str]) -> str:
-    """The first of the tests that fails, or ""; a fault that lets one go on for good is caught, too."""
+def failing(copy: Path, tests: list[str], tier: str) -> str:
+    """The first of the tier's tests that fails, or ""; a fault that lets one go on for good is caught, too."""
     try:
         result = subprocess.run(
-            [sys.executable, "-m", "pytest", "-x", "-v", "--tb=no", "-p", "no:cacheprovider", *tests],
+            [sys.executable, "-m", "pytest", "-x", "-v", "--tb=no", "-p", "no:cacheprovider", "-m", tier, *tests],
             cwd=copy,
             env=os.environ | {"PYTHONPATH": str(copy / "src"), "PYTHONDONTWRITEBYTECODE": "1"},
             capture_output=True,
@@ -118,7 +123,7 @@ def failing(copy: Path, tests: list[str]) -> str:
         shown = late.stdout.decode(errors="replace") if isinstance(late.stdout, bytes) else late.stdout or ""
         begun = re.findall(r"^tests/(\S+::\S.*?)(?: [A-Z]+ +\[.*)?$", shown, re.MULTILINE)
         return f"{begun[-1] if begun else tests[0]}, which does not end"
-    if result.returncode == 0:
+    if result.returncode in (0, pytest.ExitCode.NO_TESTS_COLLECTED):
         return ""
     found = re.search(r"^(?:FAILED|ERROR) tests/(.+?)(?: - |$)", result.stdout, re.MULTILINE)
     if found is None:  # a run that tested nothing has caught nothing
@@ -130,7 +135,7 @@ def main(words: list[str]) -> int:
     """All faults, or those whose file or description holds one of the words."""
     faults = [each for each in FAULTS if not words or any(word in f"{each.file} {each.what}" for word in words)]
     with copied() as copy:  # a test that fails without any fault would seem to catch them all
-        if found := failing(copy, ORDER):
+        if found := failing(copy, ORDER, "not scale"):
             raise SystemExit(f"without any fault, {found} fails in a copy of the sources")
     with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
         results = []

@@ -27,6 +27,7 @@ from proximo.samplers.embedded import local_sampler
 from proximo.samplers.sampler import Sampler, SamplerFactory, SamplingOptions
 from proximo.types import Request
 from tests.outside.http_sampler import HttpEngine, HttpSampler
+from tests.rows import read_rows
 
 CONFIG = RunConfig(
     algorithm=GRPO,
@@ -97,11 +98,7 @@ def engine() -> Iterator[Engine]:
 
 def trained(config: RunConfig, folder: Path) -> list[dict]:
     train(Run(config, folder, ProgressLines()))
-    return rows(folder / "metrics.jsonl")
-
-
-def rows(path: Path) -> list[dict]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
+    return read_rows(folder / "metrics.jsonl")
 
 
 @pytest.mark.slow("trains two runs")
@@ -152,4 +149,4 @@ def test_a_sampler_that_does_not_repeat_is_named_at_the_start_and_on_resume(engi
 
 
 def _events(folder: Path) -> list[dict]:
-    return rows(folder / "events.jsonl") if (folder / "events.jsonl").exists() else []
+    return read_rows(folder / "events.jsonl") if (folder / "events.jsonl").exists() else []

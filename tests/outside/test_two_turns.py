@@ -65,6 +65,7 @@ def test_the_second_turn_reads_the_first_and_the_tools_answer():
 
 
 @pytest.mark.slow("trains a run")
+@pytest.mark.usefixtures("ordinary_precision")
 def test_a_run_trains_on_what_was_sampled_in_both_turns(tmp_path: Path):
     config = RunConfig(
         sampling=SamplingOptions(max_tokens=9),
@@ -73,11 +74,7 @@ def test_a_run_trains_on_what_was_sampled_in_both_turns(tmp_path: Path):
         evaluation=EvaluationOptions(problems=4),
         steps=2,
     )
-    torch.set_default_dtype(torch.float32)
-    try:
-        train(Run(config, tmp_path, ProgressLines()))
-    finally:
-        torch.set_default_dtype(torch.float64)
+    train(Run(config, tmp_path, ProgressLines()))
     rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     steps = [row for row in rows if "sampler_gap" in row]
     assert len(steps) == 2

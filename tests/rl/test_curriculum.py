@@ -134,6 +134,8 @@ def test_rows_given_in_python_are_kept_in_a_file(tmp_path: Path, monkeypatch: py
     assert "8 rows, GSM8K's shape" in capsys.readouterr().err
     assert proximo.task_of(Dataset(rows), held_out=0.25, quiet=True) == task
     assert [row.values for row in read_rows(task.path, Mistakes())] == rows
+    with pytest.raises(ValueError, match="data has no rows"):
+        proximo.task_of(Dataset([]))
 
 
 def test_a_run_on_data_and_a_reward_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -145,16 +147,3 @@ def test_a_run_on_data_and_a_reward_of_ones_own(tmp_path: Path, monkeypatch: pyt
     assert isinstance(config, proximo.RunConfig)
     assert isinstance(config.task, File)
     assert (config.task.size("train"), config.task.size("held_out")) == (8, 8)
-
-
-@pytest.mark.parametrize(
-    ("data", "line"),
-    [
-        ({"train": [], "test": []}, r"data is a dict with train, test: give one, data\['train'\] or data\['test'\]"),
-        (7, "data is a int: give a path, a hub id, a list of dictionaries, a DataFrame or a Dataset"),
-        (Dataset([]), "data has no rows"),
-    ],
-)
-def test_what_is_no_data_is_refused(data: Any, line: str):
-    with pytest.raises(ValueError, match=line):
-        proximo.task_of(data)

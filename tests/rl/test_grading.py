@@ -284,6 +284,7 @@ class Echoes(Echo):
 @pytest.mark.slow("trains several runs")
 @pytest.mark.parametrize("attention", ["ours", "sdpa"])
 @pytest.mark.parametrize("keep", [KeepAll(), KeepMixed()])
+@pytest.mark.usefixtures("ordinary_precision")
 def test_along_and_after_are_the_same_to_the_last_bit(attention, keep):
     model = tiny_model(hidden=32, layers=2, heads=2, kv_heads=1, intermediate=64, seed=1)
     if attention == "sdpa":
@@ -291,19 +292,15 @@ def test_along_and_after_are_the_same_to_the_last_bit(attention, keep):
     sampler = local_sampler(model, TOKENIZER, slots=5)
     options = TrainingOptions(groups=4, group_size=3, minibatches=1)
     found = []
-    torch.set_default_dtype(torch.float32)
-    try:
-        with decimal.localcontext(prec=3):
-            for while_sampling in (True, False):
-                task = Echoes(while_sampling=while_sampling)
-                collector = Collector(task, sampler, TOKENIZER, SamplingOptions(max_tokens=9), options, keep, seed=3)
-                first = collector.collect(DataCursor(), step=0, version=0)
-                found.append((first, collector.collect(first.cursor, step=1, version=0)))
-                found[-1] += evaluate(
-                    task, sampler, TOKENIZER, collector.sampling, EvaluationOptions(problems=4, samples=2), seed=0
-                )
-    finally:
-        torch.set_default_dtype(torch.float64)
+    with decimal.localcontext(prec=3):
+        for while_sampling in (True, False):
+            task = Echoes(while_sampling=while_sampling)
+            collector = Collector(task, sampler, TOKENIZER, SamplingOptions(max_tokens=9), options, keep, seed=3)
+            first = collector.collect(DataCursor(), step=0, version=0)
+            found.append((first, collector.collect(first.cursor, step=1, version=0)))
+            found[-1] += evaluate(
+                task, sampler, TOKENIZER, collector.sampling, EvaluationOptions(problems=4, samples=2), seed=0
+            )
     assert found[0] == found[1]
     assert found[0][0].outcomes()[0] % 1 != 0
 
@@ -368,6 +365,7 @@ def test_the_clock_counts_no_second_twice():
     assert clock.seconds == {"rollout": 3.5, "grade": 1.5}
 
 
+@pytest.mark.usefixtures("ordinary_precision")
 def test_a_step_says_how_long_it_waited_for_grades(tmp_path):
     config = RunConfig(
         algorithm=GRPO,
@@ -378,11 +376,7 @@ def test_a_step_says_how_long_it_waited_for_grades(tmp_path):
         evaluation=EvaluationOptions(problems=2, samples=0),
         steps=1,
     )
-    torch.set_default_dtype(torch.float32)
-    try:
-        train(Run(config, tmp_path, ProgressLines()))
-    finally:
-        torch.set_default_dtype(torch.float64)
+    train(Run(config, tmp_path, ProgressLines()))
     [row] = [json.loads(line) for line in (tmp_path / "timings.jsonl").read_text().splitlines()]
     assert row["grade"] > 0
     assert row["rollout"] > 0

@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 
 from proximo.algorithms import GRPO
 from proximo.api.evaluating import own_evaluation
@@ -32,6 +31,7 @@ from proximo.samplers.embedded import Embedded
 from proximo.samplers.mismatched import Mismatched
 from proximo.samplers.sampler import SamplingOptions
 from proximo.system.sealing import HASH, SEALED
+from tests.rows import metrics_of
 
 CONFIG = RunConfig(
     algorithm=GRPO,
@@ -115,38 +115,32 @@ def test_nothing_of_an_old_config_counts_as_changed():
 
 
 @pytest.mark.slow("resumes a run")
+@pytest.mark.usefixtures("ordinary_precision")
 def test_an_old_folder_opens_and_is_resumed(tmp_path: Path, capsys):
-    torch.set_default_dtype(torch.float32)
-    try:
-        train(Run(CONFIG, tmp_path / "whole", ProgressLines()))
-        folder = tmp_path / "old"
-        train(Run(replace(CONFIG, steps=1), folder, ProgressLines()))
-        (folder / "config.toml").write_text("# Proximo 0.1.0\n" + as_before(CONFIG))
-        record = json.loads((folder / "run.json").read_text())
-        for name in ("config", SEALED, HASH):  # which the version before did not write
-            del record[name]
-        (folder / "run.json").write_text(json.dumps(record))
-        (folder / "result.json").unlink()
-        run = RunFolder(folder)
-        assert run.config == CONFIG
-        assert [each.finding for each in check_up(run).standing if each.finding.rule == "damaged-file"] == []
-        assert summary(run)["step"] == 1
-        assert about(run, {})["algorithm"]["name"] == "grpo"
-        logged = json.loads((folder / "metrics.jsonl").read_text().splitlines()[1])["policy_loss"]
-        assert policy_loss(run.step(1), CONFIG.algorithm, CONFIG) == pytest.approx(logged, abs=1e-6)
-        for command in (["report", str(folder)], ["replay", str(folder), "--step", "1", "--as", "dapo"]):
-            assert main(command) == 0
-        assert main(["doctor", str(folder)]) == 0
-        assert own_evaluation(str(folder / "checkpoints" / "step-000001"))[0].problems == 2
-        train(Run(CONFIG, folder, ProgressLines()))
-    finally:
-        torch.set_default_dtype(torch.float64)
+    train(Run(CONFIG, tmp_path / "whole", ProgressLines()))
+    folder = tmp_path / "old"
+    train(Run(replace(CONFIG, steps=1), folder, ProgressLines()))
+    (folder / "config.toml").write_text("# Proximo 0.1.0\n" + as_before(CONFIG))
+    record = json.loads((folder / "run.json").read_text())
+    for name in ("config", SEALED, HASH):  # which the version before did not write
+        del record[name]
+    (folder / "run.json").write_text(json.dumps(record))
+    (folder / "result.json").unlink()
+    run = RunFolder(folder)
+    assert run.config == CONFIG
+    assert [each.finding for each in check_up(run).standing if each.finding.rule == "damaged-file"] == []
+    assert summary(run)["step"] == 1
+    assert about(run, {})["algorithm"]["name"] == "grpo"
+    logged = json.loads((folder / "metrics.jsonl").read_text().splitlines()[1])["policy_loss"]
+    assert policy_loss(run.step(1), CONFIG.algorithm, CONFIG) == pytest.approx(logged, abs=1e-6)
+    for command in (["report", str(folder)], ["replay", str(folder), "--step", "1", "--as", "dapo"]):
+        assert main(command) == 0
+    assert main(["doctor", str(folder)]) == 0
+    assert own_evaluation(str(folder / "checkpoints" / "step-000001"))[0].problems == 2
+    train(Run(CONFIG, folder, ProgressLines()))
     assert loads_run((folder / "config.toml").read_text()) == CONFIG
     assert "mismatch" not in (folder / "config.toml").read_text()
-    rows, wanted = (
-        [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
-        for path in (folder, tmp_path / "whole")
-    )
+    rows, wanted = (metrics_of(path) for path in (folder, tmp_path / "whole"))
     assert rows[-1] == wanted[-1]
     assert [row["step"] for row in rows] == [0, 1, 2, 2]
 

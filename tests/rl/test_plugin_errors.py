@@ -102,15 +102,8 @@ evaluation = { problems = 2 }
 """
 
 
-@pytest.fixture
-def float32():
-    torch.set_default_dtype(torch.float32)
-    yield
-    torch.set_default_dtype(torch.float64)
-
-
 @pytest.mark.slow("trains and resumes a run")
-def test_a_run_whose_task_raises_ends_in_one_line_and_resumes(tmp_path, monkeypatch, capsys, float32):
+def test_a_run_whose_task_raises_ends_in_one_line_and_resumes(tmp_path, monkeypatch, capsys, ordinary_precision):
     monkeypatch.chdir(tmp_path)
     for name, text in {"mine.py": MINE, "run.toml": SMALL, "broken": ""}.items():
         (tmp_path / name).write_text(text)

@@ -63,13 +63,6 @@ class CopySampler:
         return self._sampler.stream(requests, options, seed=seed, step=step, version=version)
 
 
-@pytest.fixture
-def float32():
-    torch.set_default_dtype(torch.float32)
-    yield
-    torch.set_default_dtype(torch.float64)
-
-
 def after_two_steps(config: RunConfig, folder: Path) -> tuple[Run, list[float], list[tuple[int, ...]]]:
     """The run, the gap between sampler and learner at each step, and the tokens of an evaluation after them."""
     run = Run(config, folder, ProgressLines())
@@ -84,7 +77,7 @@ def after_two_steps(config: RunConfig, folder: Path) -> tuple[Run, list[float], 
 
 
 @pytest.mark.slow("trains and resumes a run")
-def test_a_sampler_with_weights_of_its_own_stays_the_policy(tmp_path: Path, float32):
+def test_a_sampler_with_weights_of_its_own_stays_the_policy(tmp_path: Path, ordinary_precision):
     exact, exact_gaps, exact_answers = after_two_steps(CONFIG, tmp_path / "embedded")
     run, gaps, answers = after_two_steps(replace(CONFIG, sampler=OwnWeights()), tmp_path / "own")
     assert max(gaps) < 1e-4
@@ -120,7 +113,7 @@ class BuildsHalf(BuildsNothing):
         return RunSamplers(Half(), Half())  # pyright: ignore[reportArgumentType]
 
 
-def test_a_factory_that_builds_no_samplers_is_named(tmp_path: Path, float32):
+def test_a_factory_that_builds_no_samplers_is_named(tmp_path: Path, ordinary_precision):
     with pytest.raises(ValueError, match=r"^sampler BuildsNothing.build returned None: it must return .*RunSamplers$"):
         Run(replace(CONFIG, sampler=BuildsNothing()), tmp_path, ProgressLines())
     with pytest.raises(

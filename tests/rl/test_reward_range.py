@@ -111,6 +111,7 @@ def test_a_group_that_the_filter_kept_is_not_made_dead():
 
 
 @pytest.mark.parametrize("keep", [GRPO.keep, DAPO.keep], ids=["trained", "all dropped"])
+@pytest.mark.usefixtures("ordinary_precision")
 def test_a_run_measures_by_its_own_scale(tmp_path, keep):
     """Rewards of 0 and 1, so a unit of 0.5; of two tokens the second costs one unit."""
     run = RunConfig(
@@ -119,13 +120,9 @@ def test_a_run_measures_by_its_own_scale(tmp_path, keep):
         sampling=SamplingOptions(max_tokens=2),
         training=TrainingOptions(groups=2, group_size=2, minibatches=1, refill_rounds=1),
     )
-    torch.set_default_dtype(torch.float32)
-    try:
-        started = Run(run, tmp_path, ProgressLines())
-        started.log.start("")
-        train_step(started, 0, DataCursor())
-    finally:
-        torch.set_default_dtype(torch.float64)
+    started = Run(run, tmp_path, ProgressLines())
+    started.log.start("")
+    train_step(started, 0, DataCursor())
     rows = pq.read_table(tmp_path / "rollouts" / "step-000001.parquet").to_pylist()
     lengths = [len(row["tokens"]) for row in rows]
     assert 2 in lengths

@@ -16,19 +16,17 @@ from proximo.losses import TokenMean
 from proximo.losses.pieces.advantages import GroupNormalized
 from proximo.losses.records import Feedback
 from proximo.rl.assemble import credited
-from proximo.rl.config import EvaluationOptions, RunConfig, TrainingOptions
+from proximo.rl.config import RunConfig, TrainingOptions
 from proximo.rl.progress import ProgressLines
 from proximo.rl.rollouts import Collector, Rollouts, is_dropped
 from proximo.rl.run import Run
 from proximo.rl.train import train
 from proximo.runs.checkpoints import CHECKPOINTS, saved, step_of
 from proximo.runs.ledger import check_ledger
-from proximo.runs.options import CheckpointOptions
 from proximo.runs.records import Collected, DataCursor, num_tokens
 from proximo.runs.rollout_json import plain_group, read_group
-from proximo.samplers.sampler import SamplingOptions
-from proximo.tasks.arithmetic import Arithmetic
 from proximo.types import Completion, Grade, Group, Problem, Rollout
+from tests.runs.test_resume import config as small_run
 
 pytestmark = pytest.mark.usefixtures("small_shipped_model", "ordinary_precision")
 
@@ -93,17 +91,8 @@ def rows_of(number: int, rollout: Rollout) -> list[Rollout]:
 
 
 def config(algorithm: Algorithm = GRPO, **changes) -> RunConfig:
-    small = RunConfig(
-        algorithm=algorithm,
-        task=Arithmetic(operations=("+",), digits=1, terms=2, held_out=8),
-        device="cpu",
-        sampling=SamplingOptions(max_tokens=6),
-        training=TrainingOptions(groups=3, group_size=4, minibatches=1, learning_rate=1e-3, warmup_steps=0),
-        evaluation=EvaluationOptions(problems=4),
-        checkpoints=CheckpointOptions(every=1, keep=9),
-        steps=3,
-    )
-    return replace(small, **changes)
+    training = TrainingOptions(groups=3, group_size=4, minibatches=1, learning_rate=1e-3, warmup_steps=0)
+    return small_run(algorithm, **{"training": training, "steps": 3, **changes})
 
 
 def trained(settings: RunConfig, folder: Path, kind: type[OneByOne]) -> tuple[Run, OneByOne]:

@@ -90,8 +90,12 @@ def configs(tmp_path_factory) -> list[RunConfig]:
 
 
 def trained(config: RunConfig, folder: Path) -> dict[str, bytes]:
-    """What the run wrote, by file."""
     train(Run(config, folder, ProgressLines()))
+    return written(folder)
+
+
+def written(folder: Path) -> dict[str, bytes]:
+    """What the run wrote, by file."""
     kinds = (
         "metrics.jsonl",
         "ledger.jsonl",
@@ -135,19 +139,11 @@ def test_the_runs_are_worth_comparing(alone):
 
 
 @pytest.mark.slow("trains several runs")
-def test_one_after_the_other(configs, alone, tmp_path):
-    order = [1, 2, 0]
-    found = {number: trained(configs[number], tmp_path / str(number)) for number in order}
-    assert differing([found[number] for number in sorted(order)], alone) == []
-
-
-@pytest.mark.slow("trains several runs")
 def test_made_together_and_trained_one_after_the_other(configs, alone, tmp_path):
     runs = [Run(config, tmp_path / str(number), ProgressLines()) for number, config in enumerate(configs)]
     for run in reversed(runs):
         train(run)
-    found = [(tmp_path / str(number) / "metrics.jsonl").read_bytes() for number in range(len(configs))]
-    assert found == [each["metrics.jsonl"] for each in alone]
+    assert differing([written(tmp_path / str(number)) for number in range(len(configs))], alone) == []
 
 
 @pytest.mark.slow("trains several runs")

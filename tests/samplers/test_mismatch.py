@@ -331,20 +331,6 @@ def test_every_correction_trains_and_says_what_it_did(name: str):
     assert "correction" not in plain_rows[0]
 
 
-@pytest.mark.slow("trains with every correction")
-@pytest.mark.parametrize("name", REPAIRS)
-def test_with_an_exact_sampler_a_correction_changes_nothing(name: str):
-    weights, rows = trained(name, Embedded())
-    untouched, plain_rows = trained(None, Embedded())
-    for measured in ("policy_loss", "gradient_norm", "gradient_norm_max"):
-        assert rows[0][measured] == pytest.approx(plain_rows[0][measured], rel=1e-5, abs=1e-5)
-    # AdamW divides by the gradient's size, so that rounding becomes visible where there is next to none.
-    assert distance(weights, untouched) <= 1e-4
-    assert float((weights - untouched).abs().mean()) <= 1e-8
-    assert rows[1]["mismatch_ess"] == pytest.approx(1)
-    assert rows[1].get("rejected", 0) == 0
-
-
 def test_a_mismatch_of_nothing_is_the_exact_run():
     copied, rows = trained(None, Mismatched())
     exact, exact_rows = trained(None, Embedded())

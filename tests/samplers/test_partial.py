@@ -6,8 +6,10 @@ from tokenizers.models import BPE
 from transformers import PreTrainedTokenizerFast
 
 from proximo.models import prompt_tokens, tiny_tokenizer
-from proximo.samplers.partial import PartialCompletion, TokenWriter
+from proximo.samplers.partial import PartialCompletion, TokenWriter, partials_of
+from proximo.samplers.rng import turn_key
 from proximo.samplers.sampler import SamplingOptions
+from proximo.types import Request
 
 
 def byte_tokenizer() -> PreTrainedTokenizerFast:
@@ -68,3 +70,9 @@ def test_a_partial_ends_at_its_requests_own_limit():
         pen.write([each for each in (own, shared) if each.finish is None], torch.zeros(2 if count <= 2 else 1, 40))
         assert own.finish == ("length" if count >= 2 else None)
     assert (len(own.tokens), len(shared.tokens), shared.finish) == (2, 5, "length")
+
+
+def test_random_numbers_of_a_partial_are_by_its_request_turn_and_sample():
+    [partials] = partials_of([Request(7, (5,), 2, turn=3, first_sample=4)])
+    assert [(each.key, each.sample) for each in partials] == [(turn_key(7, 3), 4), (turn_key(7, 3), 5)]
+    assert turn_key(7, 3) != 7

@@ -149,6 +149,16 @@ def test_waiting_rows_take_the_slots_of_finished_ones(slots, shared_prefix):
     assert_scored_alike(plain_model(), REQUESTS, scarce)
 
 
+def test_a_row_that_moves_into_a_younger_one_s_slot_keeps_its_length():
+    """How many keys it reads goes by what it has drawn, not by what the row before it in that slot had."""
+    limits = (18, 40, 20, 6, 2)  # the fourth takes the first slot, and leaves it to the second, which is older
+    requests = [Request(i, prompt_tokens(TOKENIZER, "x"), 1, max_tokens=limit) for i, limit in enumerate(limits)]
+    sampler = EmbeddedSampler(sharp_model(), TOKENIZER, slots=3)
+    found = sampler.sample(requests, SamplingOptions(max_tokens=40), seed=0, step=0)
+    assert [len(completion.tokens) for [completion] in found] == list(limits)
+    assert_scored_alike(plain_model(), requests, found)
+
+
 def test_prompts_are_read_once_and_only_live_rows_are_computed():
     model = sharp_model(list(range(1, 12)))
     shapes = record_shapes(model)

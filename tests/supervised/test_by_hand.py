@@ -23,6 +23,7 @@ from proximo.supervised.by_hand import (
     questions,
 )
 from proximo.supervised.encoding import prepare
+from tests.rows import write_rows
 from tests.supervised.test_encoding import TINY
 from tests.supervised.test_pairs import hand_made
 
@@ -36,14 +37,9 @@ ROWS = [
 ]
 
 
-def written(path: Path, rows: list[dict]) -> str:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return str(path)
-
-
 @pytest.fixture
 def data(tmp_path) -> str:
-    return written(tmp_path / "data.jsonl", ROWS)
+    return write_rows(tmp_path / "data.jsonl", ROWS)
 
 
 @pytest.fixture
@@ -74,7 +70,7 @@ def test_order_depends_on_the_seed_alone(data, out, tmp_path):
     backwards = [
         {**row, "chosen": row["rejected"], "rejected": row["chosen"]} if "chosen" in row else row for row in ROWS[::-1]
     ]
-    other = written(tmp_path / "other.jsonl", backwards)
+    other = write_rows(tmp_path / "other.jsonl", backwards)
     assert questions(RankConfig(data, out)) == questions(RankConfig(other, out))
     first = [questions(RankConfig(data, out, seed=seed))[0] for seed in range(20)]
     assert {str(each.prompt) for each in first} == {"1+1=", str(tuple(CHAT)), "pair", "list"}
@@ -84,7 +80,7 @@ def test_order_depends_on_the_seed_alone(data, out, tmp_path):
 def test_more_at_a_time_and_more_times(data, out):
     three = {str(each.prompt): {*each.completions} for each in questions(RankConfig(data, out, completions=3))}
     assert (three["1+1="], three["list"], three["pair"]) == ({"2", "3", "4"}, {"a", "b", "c"}, {"good", "bad"})
-    eight = written(Path(out).parent.parent / "eight.jsonl", [{"prompt": "p", "completions": [*"abcdefgh"]}])
+    eight = write_rows(Path(out).parent.parent / "eight.jsonl", [{"prompt": "p", "completions": [*"abcdefgh"]}])
     times = questions(RankConfig(eight, out, per_prompt=3))
     assert len(times) == 3
     assert len({text for each in times for text in each.completions}) == 6
@@ -118,8 +114,8 @@ REFUSED = {
 @pytest.mark.parametrize("case", REFUSED)
 def test_refused_before_anything_is_written(case, data, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    written(tmp_path / "bad.jsonl", [ROWS[0], {"prompt": "a", "completions": "b"}])
-    written(tmp_path / "single.jsonl", [{"prompt": "a", "completions": ["b"]}])
+    write_rows(tmp_path / "bad.jsonl", [ROWS[0], {"prompt": "a", "completions": "b"}])
+    write_rows(tmp_path / "single.jsonl", [{"prompt": "a", "completions": ["b"]}])
     (tmp_path / "empty" / ROLLOUTS).mkdir(parents=True)
     arguments, wanted = REFUSED[case]
     with pytest.raises(SystemExit) as stopped:
@@ -222,7 +218,7 @@ def test_rows_without_completions_are_told_what_rank_needs(tmp_path, out):
     with pytest.raises(ValueError, match="rank needs completions, and the columns are question, answer: give") as said:
         questions(RankConfig(str(path), out))
     assert "_column" not in str(said.value)
-    data = written(tmp_path / "x.jsonl", [{"question": "1+1=", "ranking": ["2", "3"]}])
+    data = write_rows(tmp_path / "x.jsonl", [{"question": "1+1=", "ranking": ["2", "3"]}])
     with pytest.raises(ValueError, match="no column 'prompt', only question, ranking: give the prompt") as said:
         questions(RankConfig(data, out))
     assert "_column" not in str(said.value)
@@ -264,7 +260,7 @@ def test_nothing_is_written_through_a_link(data, tmp_path):
 
 
 def test_rankings_of_another_kind_are_not_touched(data, out, tmp_path, monkeypatch, capsys):
-    other = written(tmp_path / "other.jsonl", [{"answer": 3}])
+    other = write_rows(tmp_path / "other.jsonl", [{"answer": 3}])
     with pytest.raises(SystemExit):
         answered("1\n", [data, "--out", other], monkeypatch)
     assert "rows that are no rankings" in capsys.readouterr().err
@@ -283,7 +279,7 @@ def test_a_file_without_a_last_line_feed_keeps_its_last_row(data, out, tmp_path)
 
 
 def test_text_cannot_steer_the_terminal(tmp_path, out, monkeypatch, capsys):
-    data = written(tmp_path / "x.jsonl", [{"prompt": "\x1b[2J", "completions": ["\x1b]0;t\x07", "[bold]b[/]"]}])
+    data = write_rows(tmp_path / "x.jsonl", [{"prompt": "\x1b[2J", "completions": ["\x1b]0;t\x07", "[bold]b[/]"]}])
     answered("t\n", [data, "--out", out], monkeypatch)
     printed = capsys.readouterr().out
     assert "\x1b" not in printed

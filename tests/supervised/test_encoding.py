@@ -1,6 +1,5 @@
 """From texts to rows: exactly the tokens a sampler would have to say, in the order the model scores them."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -11,6 +10,7 @@ from proximo.data import DataFile, Example, Mistakes, Ranking, read_examples, re
 from proximo.models import prompt_tokens, tiny_model, tiny_tokenizer
 from proximo.runs.log import RunLog
 from proximo.supervised.encoding import Encoded, Limit, completion_tokens, encode, prepare, to_rows
+from tests.rows import write_rows
 
 TINY = tiny_tokenizer()
 EOS = 1
@@ -193,7 +193,7 @@ def test_thoughts_that_were_closed_are_counted_and_told(tmp_path: Path):
         {"prompt": list(HI), "completion": "<think>\nhm\n</think>\n\nyo!"},
         {"prompt": "a text <think>", "completion": "b"},
     ]
-    data = DataFile(written(tmp_path / "x.jsonl", rows), held_out=0.0)
+    data = DataFile(write_rows(tmp_path / "x.jsonl", rows), held_out=0.0)
     told: list[str] = []
     (tmp_path / "run").mkdir()
     prepare(data, read_examples, chatml(OPENS)).report(RunLog(tmp_path / "run"), told.append)
@@ -202,7 +202,7 @@ def test_thoughts_that_were_closed_are_counted_and_told(tmp_path: Path):
         "before them"
     ]
     pairs = [{"prompt": list(HI), "chosen": "b", "rejected": "c"}]
-    ranked = prepare(DataFile(written(tmp_path / "y.jsonl", pairs), held_out=0.0), read_rankings, chatml(OPENS))
+    ranked = prepare(DataFile(write_rows(tmp_path / "y.jsonl", pairs), held_out=0.0), read_rankings, chatml(OPENS))
     assert [item.closed for item in ranked.train] == [2]
     plain = prepare(data, read_examples, chatml())
     assert sum(item.closed for item in plain.train) == 0
@@ -272,16 +272,11 @@ def test_rows_by_hand():
 # Files.
 
 
-def written(path: Path, rows: list[dict]) -> str:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return str(path)
-
-
 SUMS = [{"prompt": f"{i}+1=", "completion": f"{i + 1}"} for i in range(40)]
 
 
 def test_a_file_is_split_and_encoded(tmp_path: Path):
-    data = DataFile(written(tmp_path / "x.jsonl", SUMS), held_out=0.2)
+    data = DataFile(write_rows(tmp_path / "x.jsonl", SUMS), held_out=0.2)
     prepared = prepare(data, read_examples, TINY)
     assert len(prepared.train) + len(prepared.held_out) == 40
     assert 2 <= len(prepared.held_out) <= 16
@@ -290,14 +285,14 @@ def test_a_file_is_split_and_encoded(tmp_path: Path):
     assert (seven.prompt, seven.completions) == (spelled("7+1="), ((*spelled("8"), EOS),))
 
     pairs = [{"prompt": "a", "chosen": "b", "rejected": "c", "margin": 0.5}]
-    ranked = prepare(DataFile(written(tmp_path / "y.jsonl", pairs), held_out=0.0), read_rankings, TINY)
+    ranked = prepare(DataFile(write_rows(tmp_path / "y.jsonl", pairs), held_out=0.0), read_rankings, TINY)
     [pair] = ranked.train
     assert (pair.completions, pair.margin) == (((*spelled("b"), EOS), (*spelled("c"), EOS)), 0.5)
 
 
 def test_bad_rows_are_refused_together_or_left_out(tmp_path: Path):
     bad = [{"prompt": "9" * 60, "completion": "1"}, {"prompt": "a", "completion": ""}]
-    path = written(tmp_path / "x.jsonl", [*SUMS, *bad])
+    path = write_rows(tmp_path / "x.jsonl", [*SUMS, *bad])
     with pytest.raises(ValueError, match="with bad rows .`data.skip_bad=True` leaves them out.:") as caught:
         prepare(DataFile(path, max_tokens=50, too_long=None), read_examples, TINY)
     assert [line[:30] for line in str(caught.value).removeprefix("data").replace(f"{path}:", "").splitlines()[1:]] == [
@@ -309,17 +304,17 @@ def test_bad_rows_are_refused_together_or_left_out(tmp_path: Path):
 
 
 def test_nothing_left_is_an_error(tmp_path: Path):
-    path = written(tmp_path / "x.jsonl", [{"prompt": "a", "completion": ""}])
+    path = write_rows(tmp_path / "x.jsonl", [{"prompt": "a", "completion": ""}])
     with pytest.raises(ValueError, match="no row is left for train"):
         prepare(DataFile(path, skip_bad=True), read_examples, TINY)
-    path = written(tmp_path / "y.jsonl", SUMS[:1])
+    path = write_rows(tmp_path / "y.jsonl", SUMS[:1])
     with pytest.raises(ValueError, match="held_out, give a larger share, a file, or 0 for none"):
         prepare(DataFile(path, held_out=1e-9), read_examples, TINY)
     assert prepare(DataFile(path, held_out=0.0), read_examples, TINY).held_out == []
 
 
 def test_a_row_must_fit_into_the_model(tmp_path: Path):
-    path = written(tmp_path / "x.jsonl", [{"prompt": "9" * 30, "completion": "1"}])
+    path = write_rows(tmp_path / "x.jsonl", [{"prompt": "9" * 30, "completion": "1"}])
     prepared = prepare(DataFile(path, held_out=0.0), read_examples, TINY)
     model = tiny_model(hidden=16, layers=1, heads=2, kv_heads=1, intermediate=16)
     prepared.check_room(model)
@@ -330,7 +325,7 @@ def test_a_row_must_fit_into_the_model(tmp_path: Path):
 
 def test_rows_that_are_too_long_are_refused_left_out_or_cut(tmp_path):
     rows = [{"prompt": "1+1=", "completion": "2"}, {"prompt": "1+1=", "completion": "2" * 20}]
-    (tmp_path / "x.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_rows(tmp_path / "x.jsonl", rows)
 
     def prepared(**options):
         data = DataFile(str(tmp_path / "x.jsonl"), held_out=0.0, max_tokens=10, **options)
@@ -373,7 +368,9 @@ def test_nothing_is_cut_to_what_teaches_nothing():
 
 
 def test_a_limit_that_would_leave_out_most_rows_is_refused(tmp_path: Path):
-    path = written(tmp_path / "x.jsonl", [*SUMS, *({"prompt": f"{i}+1=", "completion": "9" * 60} for i in range(41))])
+    path = write_rows(
+        tmp_path / "x.jsonl", [*SUMS, *({"prompt": f"{i}+1=", "completion": "9" * 60} for i in range(41))]
+    )
     with pytest.raises(ValueError, match="data.max_tokens is 50, and 41 of 81 rows are longer: .*data.too_long=cut"):
         prepare(DataFile(path, max_tokens=50), read_examples, TINY)
     assert len(prepare(DataFile(path, max_tokens=50, too_long="cut"), read_examples, TINY).train) > 60
@@ -426,7 +423,7 @@ def test_a_template_that_rewrites_earlier_replies_has_each_learned_by_itself(tmp
     # One without thoughts is written alike, and stays one row.
     assert len(encode(tokenizer, [talk("hi", "yo", "so?", "ok")], Limit(99), Mistakes())) == 1
     turns = [dict(message) for message in item.prompt if not isinstance(message, str)]
-    path = written(tmp_path / "x.jsonl", [{"messages": [*turns, {"role": "assistant", "content": item.completion}]}])
+    path = write_rows(tmp_path / "x.jsonl", [{"messages": [*turns, {"role": "assistant", "content": item.completion}]}])
     told: list[str] = []
     prepare(DataFile(path, held_out=0.0), read_examples, tokenizer).report(RunLog(tmp_path / "run"), told.append)
     assert told[0].startswith("2 replies are trained as rows of their own")
@@ -494,11 +491,11 @@ def test_tool_calls_are_learned_as_the_template_writes_them(tmp_path: Path):
         ],
     }
     tokenizer = chatml(CALLS)
-    [encoded] = prepare(DataFile(written(tmp_path / "x.jsonl", [row]), held_out=0.0), read_examples, tokenizer).train
+    [encoded] = prepare(DataFile(write_rows(tmp_path / "x.jsonl", [row]), held_out=0.0), read_examples, tokenizer).train
     text = str(tokenizer.decode([*encoded.prompt, *encoded.completions[0]]))
     assert text.startswith("<|im_start|>add<|im_end|>\n<|im_start|>user\nhi<|im_end|>")
     assert encoded.trained is not None
     learned = [token for token, is_learned in zip(encoded.completions[0], encoded.trained, strict=True) if is_learned]
     assert tokenizer.decode(learned) == '~add({"a": 1})<|im_end|>It is 3.<|im_end|>'
     with pytest.raises(ValueError, match="x.jsonl:1: the chat template does not write the call of add"):
-        prepare(DataFile(written(tmp_path / "x.jsonl", [row]), held_out=0.0), read_examples, chatml())
+        prepare(DataFile(write_rows(tmp_path / "x.jsonl", [row]), held_out=0.0), read_examples, chatml())

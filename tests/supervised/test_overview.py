@@ -19,6 +19,7 @@ from proximo.supervised.fitting import FitOptions
 from proximo.supervised.reward_model import RewardModelConfig, reward_model_overview
 from proximo.supervised.sft import SftConfig, sft_overview
 from proximo.system.amounts import in_bytes, in_units
+from tests.rows import write_rows
 
 FIT = FitOptions(batch=4, epochs=2.0, warmup_steps=1)
 
@@ -40,18 +41,13 @@ def no_weights(monkeypatch):
 @pytest.fixture
 def examples(tmp_path: Path) -> DataFile:
     rows = [{"prompt": f"{number}+1=", "completion": str(number + 1)} for number in range(10)]
-    return DataFile(written(tmp_path / "sums.jsonl", rows), held_out=0.0)
+    return DataFile(write_rows(tmp_path / "sums.jsonl", rows), held_out=0.0)
 
 
 @pytest.fixture
 def pairs(tmp_path: Path) -> DataFile:
     rows = [{"prompt": f"{number}+1=", "ranking": [str(number + 1), "x", "yz"]} for number in range(10)]
-    return DataFile(written(tmp_path / "pairs.jsonl", rows), held_out=0.0)
-
-
-def written(path: Path, rows: list[dict[str, Any]]) -> str:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return str(path)
+    return DataFile(write_rows(tmp_path / "pairs.jsonl", rows), held_out=0.0)
 
 
 @pytest.mark.usefixtures("no_weights")

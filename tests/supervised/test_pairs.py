@@ -27,6 +27,7 @@ from proximo.supervised.pairs import Counts, PairsConfig, write_pairs
 from proximo.tasks import File
 from proximo.tasks.arithmetic import Arithmetic
 from proximo.types import Completion, Grade, Group, Problem, Rollout
+from tests.rows import read_rows, write_rows
 
 CHAT = [{"role": "user", "content": "größer?"}]
 
@@ -76,14 +77,10 @@ def hand_made(folder: Path) -> str:
     return str(folder)
 
 
-def written(path: Path) -> list[dict]:
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-
-
 def test_rankings_of_a_hand_made_run(tmp_path):
     out = tmp_path / "new" / "pairs.jsonl"
     counts = write_pairs(PairsConfig(hand_made(tmp_path / "run"), str(out)))
-    assert written(out) == [
+    assert read_rows(out) == [
         {"prompt": "prompt 0", "chosen": "right", "rejected": "wrong"},
         {"prompt": CHAT, "ranking": ["best", "middle", "worst"]},
     ]
@@ -99,7 +96,7 @@ def test_rankings_of_a_hand_made_run(tmp_path):
 def test_the_reward_may_rank_otherwise_than_the_outcome(tmp_path):
     out = tmp_path / "pairs.jsonl"
     write_pairs(PairsConfig(hand_made(tmp_path / "run"), str(out), steps=":4", by="reward"))
-    assert written(out) == [{"prompt": "prompt 0", "ranking": ["wrong", "right", "wrong too"]}]
+    assert read_rows(out) == [{"prompt": "prompt 0", "ranking": ["wrong", "right", "wrong too"]}]
 
 
 @pytest.mark.parametrize(("steps", "groups"), [("3:11", 2), ("4:", 2), (":12", 4), (":", 4), ("11:12", 2)])
@@ -124,7 +121,7 @@ def wide_run(folder: Path, groups: int) -> str:
 
 def old_pairs(path: Path, count: int) -> str:
     rows = [{"prompt": f"old {n}", "chosen": "a", "rejected": "b", "margin": n / 2} for n in range(count)]
-    path.write_text("".join(json.dumps(each) + "\n" for each in rows))
+    write_rows(path, rows)
     return str(path)
 
 
@@ -136,7 +133,7 @@ def test_the_share_of_old_rows_is_exact_and_the_seed_repeats(tmp_path, share: fl
         config = PairsConfig(run, str(tmp_path / name), old=earlier, old_share=share, seed=seed)
         counts = write_pairs(config)
         assert (counts.fresh, counts.old, counts.old_missing) == (45, old, 0)
-        return written(tmp_path / name)
+        return read_rows(tmp_path / name)
 
     first = rows("first.jsonl", 1)
     assert len(first) == 45 + old
@@ -235,22 +232,19 @@ def test_rollouts_keep_problem_conversation_text_and_parts(tmp_path):
     assert table.schema.field("messages").type == pa.string()
 
 
+@pytest.mark.usefixtures("ordinary_precision")
 def test_pairs_of_a_real_run(tmp_path):
-    torch.set_default_dtype(torch.float32)
-    try:
-        config = RunConfig(
-            algorithm=GRPO,
-            task=Arithmetic(operations=("+",), digits=2, terms=2, held_out=5),
-            sampling=SamplingOptions(max_tokens=8),
-            training=TrainingOptions(groups=8, group_size=8, minibatches=1),
-            evaluation=EvaluationOptions(problems=2),
-            steps=2,
-        )
-        train(Run(config, tmp_path / "run", ProgressLines()))
-    finally:
-        torch.set_default_dtype(torch.float64)
+    config = RunConfig(
+        algorithm=GRPO,
+        task=Arithmetic(operations=("+",), digits=2, terms=2, held_out=5),
+        sampling=SamplingOptions(max_tokens=8),
+        training=TrainingOptions(groups=8, group_size=8, minibatches=1),
+        evaluation=EvaluationOptions(problems=2),
+        steps=2,
+    )
+    train(Run(config, tmp_path / "run", ProgressLines()))
     counts = write_pairs(PairsConfig(str(tmp_path / "run"), str(tmp_path / "pairs.jsonl")))
-    rows = written(tmp_path / "pairs.jsonl")
+    rows = read_rows(tmp_path / "pairs.jsonl")
     assert counts.groups == 16
     assert len(rows) == counts.fresh > 4
     for each in rows:

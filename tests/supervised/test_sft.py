@@ -11,17 +11,18 @@ from torch.testing import assert_close
 from transformers import PreTrainedModel
 
 from proximo.config import toml
-from proximo.data import DataFile, Mistakes, read_examples
-from proximo.models import load_model, load_tokenizer, tiny_model, tiny_tokenizer
+from proximo.data import DataFile, Mistakes
+from proximo.models import tiny_model, tiny_tokenizer
 from proximo.models.packing.attention import attention
 from proximo.models.shipped import resolve
 from proximo.rewards import FormatReward
 from proximo.supervised import sft as module
-from proximo.supervised.encoding import Encoded, Limit, encode, prepare
+from proximo.supervised.encoding import Encoded, Limit, encode
 from proximo.supervised.fitting import FitOptions
 from proximo.supervised.sft import References, SftConfig, Supervised, reference_examples, sft
 from proximo.tasks import Arithmetic, File
 from tests.models.test_scoring import exact
+from tests.rows import metrics_of, write_rows
 from tests.supervised.test_encoding import chatml
 
 TINY = tiny_tokenizer()
@@ -120,22 +121,13 @@ def folder(tmp_path_factory) -> str:
     return str(path)
 
 
-def written(path: Path, rows: list[dict]) -> str:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return str(path)
-
-
-def metrics(folder: Path) -> list[dict]:
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-
-
 SUMS = [{"prompt": f"{a}+{b}=", "completion": f"{a + b}"} for a in range(10) for b in range(10)]
 FIT = FitOptions(epochs=3.0, batch=16, learning_rate=5e-3, warmup_steps=2)
 
 
 @pytest.mark.slow("trains a model")
 def test_a_run_from_a_file(tmp_path: Path, folder: str):
-    config = SftConfig(DataFile(written(tmp_path / "x.jsonl", SUMS), held_out=0.2), model=folder, fit=FIT)
+    config = SftConfig(DataFile(write_rows(tmp_path / "x.jsonl", SUMS), held_out=0.2), model=folder, fit=FIT)
     said = []
     result = sft(config, tmp_path / "run", said.append)
     assert result.best["loss"] < result.before["loss"] - 1
@@ -149,46 +141,23 @@ def test_a_run_from_a_file(tmp_path: Path, folder: str):
         "run.json",
         "timings.jsonl",
     }
-    assert sum("held_out/loss" in row for row in metrics(tmp_path / "run")) == 4
+    assert sum("held_out/loss" in row for row in metrics_of(tmp_path / "run")) == 4
     [counts] = re.findall(r"(\d+) to train on, (\d+) held out", "\n".join(said))
     assert sum(map(int, counts)) == len(SUMS)
-    # The same again, starting from the same folder: the same bytes.
-    sft(config, tmp_path / "again", quiet)
-    assert (tmp_path / "run/metrics.jsonl").read_bytes() == (tmp_path / "again/metrics.jsonl").read_bytes()
     # The next stage reads the run's folder.
     following = sft(replace(config, model=str(tmp_path / "run")), tmp_path / "next", quiet)
     assert following.before == pytest.approx(result.best)
 
 
-def test_it_stops_when_held_out_loss_rises_and_the_checkpoint_is_the_best(tmp_path: Path, folder: str):
-    """The held-out sums are other sums: learning digits helps them, learning these four by heart does not."""
-    train, other = written(tmp_path / "x.jsonl", SUMS[1:5]), written(tmp_path / "y.jsonl", SUMS[50:90])
-    fit = FitOptions(epochs=60.0, batch=4, learning_rate=1e-2, evaluate_every=2, patience=3)
-    result = sft(SftConfig(DataFile(train, held_out=other), model=folder, fit=fit), tmp_path / "run", quiet)
-    losses = [row["held_out/loss"] for row in metrics(tmp_path / "run") if "held_out/loss" in row]
-    assert result.stopped_early
-    assert 0 < result.best_step < result.steps < 60
-    assert result.best["loss"] == min(losses)
-    assert losses.index(min(losses)) == len(losses) - 1 - 3
-    assert result.checkpoint.name == f"step-{result.best_step:06d}"
-    kept = prepare(DataFile(train, held_out=other), read_examples, load_tokenizer(str(result.checkpoint))).held_out
-    reloaded = Supervised(load_model(str(result.checkpoint)), [], kept, token_budget=16384)
-    assert reloaded.held_out()["loss"] == result.best["loss"]
-
-
-def test_a_run_from_a_task(tmp_path: Path):
-    config = SftConfig(References(Arithmetic(digits=1, held_out=10), examples=40), fit=replace(FIT, epochs=1.0))
-    result = sft(config, tmp_path / "run", quiet)
-    assert (result.steps, set(result.best)) == (3, {"loss", "perplexity"})
-    assert toml.loads((tmp_path / "run" / "config.toml").read_text(), SftConfig) == config
-    examples = reference_examples(config.data.task, "train", 40, 0)  # pyright: ignore[reportAttributeAccessIssue]
+def test_examples_of_a_task():
+    examples = reference_examples(Arithmetic(digits=1, held_out=10), "train", 40, 0)
     assert len(examples) == 40
     assert eval(str(examples[3].prompt).removesuffix("=")) == int(examples[3].completion)
 
 
 def test_a_finite_task_gives_all_it_has(tmp_path: Path):
     rows = [{"prompt": row["prompt"], "answer": row["completion"]} for row in SUMS]
-    path = written(tmp_path / "x.jsonl", rows)
+    path = write_rows(tmp_path / "x.jsonl", rows)
     examples = reference_examples(File(path), "train", 1000, 0)
     held_out = reference_examples(File(path), "held_out", None, 0)
     assert len(examples) + len(held_out) == 100
@@ -200,9 +169,9 @@ def test_a_finite_task_gives_all_it_has(tmp_path: Path):
 def test_a_conversation_is_learned_turn_by_turn(tmp_path: Path, folder: str):
     turns = [("user", "1+1?"), ("assistant", "2"), ("user", "and 1?"), ("assistant", "3")]
     rows = [{"messages": [{"role": role, "content": content} for role, content in turns]}] * 8
-    config = SftConfig(DataFile(written(tmp_path / "x.jsonl", rows), held_out=0.0), model=folder, fit=FIT)
+    config = SftConfig(DataFile(write_rows(tmp_path / "x.jsonl", rows), held_out=0.0), model=folder, fit=FIT)
     result = sft(config, tmp_path / "run", quiet)
-    first, *_, last = metrics(tmp_path / "run")
+    first, *_, last = metrics_of(tmp_path / "run")
     assert first["tokens"] == 16 * 2
     assert last["loss"] < first["loss"]
     assert result.before == {}
@@ -235,7 +204,7 @@ def test_a_conversation_in_one_row_has_the_loss_and_gradient_of_its_replies_apar
 
 def test_bad_data_is_refused_before_the_model_loads(tmp_path: Path, folder: str, monkeypatch):
     monkeypatch.setattr(module, "load_model", lambda *_, **__: pytest.fail("the model was loaded"))
-    path = written(tmp_path / "x.jsonl", [*SUMS, {"prompt": "1+1="}, {"prompt": "1+1=", "completion": ""}])
+    path = write_rows(tmp_path / "x.jsonl", [*SUMS, {"prompt": "1+1="}, {"prompt": "1+1=", "completion": ""}])
     with pytest.raises(ValueError, match=r"x.jsonl:101: no column 'completion'.*\n.*x.jsonl:102: completion is empty$"):
         sft(SftConfig(DataFile(path), model=folder), tmp_path / "run", quiet)
     with pytest.raises(ValueError, match="data.path is 'none.jsonl': there is no such file"):
@@ -244,17 +213,6 @@ def test_bad_data_is_refused_before_the_model_loads(tmp_path: Path, folder: str,
     with pytest.raises(ValueError, match="with references that cannot be used:\narithmetic-"):
         sft(SftConfig(long, model=folder), tmp_path / "run", quiet)
     assert not (tmp_path / "run").exists()
-
-
-def test_bad_rows_left_out_are_counted(tmp_path: Path, folder: str):
-    path = written(tmp_path / "x.jsonl", [{"prompt": "1+1="}, *SUMS[:8], {"prompt": "1+1=", "completion": ""}])
-    said = []
-    config = SftConfig(DataFile(path, held_out=0.0, skip_bad=True), model=folder, fit=replace(FIT, epochs=1.0))
-    assert sft(config, tmp_path / "run", said.append).skipped == 2
-    assert "data           8 to train on, 0 held out, 2 bad rows left out;" in "\n".join(said)
-    [event] = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
-    assert event["kind"] == "skipped_rows"
-    assert f"{path}:10: completion is empty" in event["message"]
 
 
 def test_values_out_of_range():
@@ -284,7 +242,7 @@ def test_a_run_does_not_go_on_with_other_items_than_it_began_with(tmp_path: Path
     """An earlier version made one item of each reply of a conversation, and noted no number of items."""
     turns = [{"role": role, "content": "12"} for role in ("user", "assistant", "user", "assistant")]
     rows = [{"messages": [{"role": "user", "content": str(number)}, *turns[1:]]} for number in range(8)]
-    (tmp_path / "chats.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_rows(tmp_path / "chats.jsonl", rows)
     model, tokenizer = small(), chatml()
     model.resize_token_embeddings(len(tokenizer))
     model.save_pretrained(tmp_path / "model")

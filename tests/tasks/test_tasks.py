@@ -21,6 +21,7 @@ from proximo.rewards import ExactMatch, FormatReward, MathVerify
 from proximo.tasks import Arithmetic, Chain, Countdown, Echo, File, Gym, Sorting, Task, gym
 from proximo.tasks.expressions import NotAnExpression, evaluate
 from proximo.types import Completion, Problem
+from tests.rows import write_rows
 
 SUMS = Arithmetic(held_out=300)
 MIXED = Arithmetic(operations=("+", "-", "*"), digits=1, terms=3, held_out=200)
@@ -375,16 +376,11 @@ def test_gym_without_its_package_says_what_to_install(monkeypatch: pytest.Monkey
 # File.
 
 
-def written(path: Path, rows: list[Any]) -> str:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return str(path)
-
-
 ROWS = [{"prompt": f"{i}+1=", "answer": str(i + 1), "level": i % 3} for i in range(200)]
 
 
 def test_a_jsonl_file(tmp_path: Path):
-    task = File(written(tmp_path / "sums.jsonl", ROWS), held_out=0.2)
+    task = File(write_rows(tmp_path / "sums.jsonl", ROWS), held_out=0.2)
     sizes = task.size("train"), task.size("held_out")
     assert sum(sizes) == 200
     assert 20 <= sizes[1] <= 60
@@ -399,7 +395,7 @@ def test_a_jsonl_file(tmp_path: Path):
 
 
 def test_every_epoch_visits_all_rows_in_a_new_order(tmp_path: Path):
-    task = File(written(tmp_path / "sums.jsonl", ROWS[:20]), held_out=0.0)
+    task = File(write_rows(tmp_path / "sums.jsonl", ROWS[:20]), held_out=0.0)
     epochs = [[task.problem(20 * epoch + i, "train", 0).prompt for i in range(20)] for epoch in range(3)]
     assert all(set(epoch) == {row["prompt"] for row in ROWS[:20]} for epoch in epochs)
     assert epochs[0] != epochs[1] != epochs[2]
@@ -408,8 +404,8 @@ def test_every_epoch_visits_all_rows_in_a_new_order(tmp_path: Path):
 
 
 def test_rows_added_later_move_nothing_between_splits(tmp_path: Path):
-    few = File(written(tmp_path / "few.jsonl", ROWS[:100]))
-    many = File(written(tmp_path / "many.jsonl", ROWS))
+    few = File(write_rows(tmp_path / "few.jsonl", ROWS[:100]))
+    many = File(write_rows(tmp_path / "many.jsonl", ROWS))
 
     def prompts(task: File) -> set[Any]:
         return {task.problem(index, "held_out", 0).prompt for index in range(task.size("held_out"))}
@@ -430,7 +426,7 @@ def test_a_parquet_file_of_conversations(tmp_path: Path):
 
 def test_an_empty_answer_column_is_passed_over(tmp_path: Path):
     row = {"prompt": "1+1=", "label": "no", "solution": "2", "answer": None}
-    task = File(written(tmp_path / "row.jsonl", [row]), held_out=0.0)
+    task = File(write_rows(tmp_path / "row.jsonl", [row]), held_out=0.0)
     assert task.problem(0, "train", 0).answer == "2"
 
 
@@ -460,7 +456,7 @@ def test_bad_rows_are_reported_all_at_once(tmp_path: Path):
 
 def test_a_share_too_small_to_hold_out_a_row_is_refused_without_offering_none(tmp_path: Path):
     """A run evaluates on its task, so that 0 would be refused next."""
-    task = File(written(tmp_path / "one.jsonl", [{"prompt": "1+1=", "answer": "2"}]), held_out=1e-9)
+    task = File(write_rows(tmp_path / "one.jsonl", [{"prompt": "1+1=", "answer": "2"}]), held_out=1e-9)
     with pytest.raises(ValueError, match="no row is left for held_out, give a larger share or a file$"):
         task.size("train")
 
@@ -468,20 +464,20 @@ def test_a_share_too_small_to_hold_out_a_row_is_refused_without_offering_none(tm
 def test_only_the_first_bad_rows_are_spelled_out(tmp_path: Path):
     """Rows of one mistake are one line; of other mistakes there are 20 lines at most."""
     good = {"prompt": "1+1=", "answer": "2"}
-    task = File(written(tmp_path / "bad.jsonl", [good] + [{"question": "q"}] * 25))
+    task = File(write_rows(tmp_path / "bad.jsonl", [good] + [{"question": "q"}] * 25))
     with pytest.raises(ValueError, match=r":2: no column 'prompt', only question: .* \(and 24 more rows like it\)$"):
         task.size("train")
     columns = ["".join(pair) for pair in product("abcde", repeat=2)]
-    task = File(written(tmp_path / "worse.jsonl", [{name: "q"} for name in columns]))
+    task = File(write_rows(tmp_path / "worse.jsonl", [{name: "q"} for name in columns]))
     with pytest.raises(ValueError, match="only in aa, .*, 5 more: choose"):
         task.size("train")
-    task = File(written(tmp_path / "worst.jsonl", [good] + [{name: "q"} for name in columns]))
+    task = File(write_rows(tmp_path / "worst.jsonl", [good] + [{name: "q"} for name in columns]))
     with pytest.raises(ValueError, match="and 5 more$"):
         task.size("train")
 
 
 def test_a_reward_without_need_for_an_answer_takes_rows_without_one(tmp_path: Path):
-    task = File(written(tmp_path / "free.jsonl", [{"prompt": "say a"}]), reward=FormatReward("a+"), held_out=0.0)
+    task = File(write_rows(tmp_path / "free.jsonl", [{"prompt": "say a"}]), reward=FormatReward("a+"), held_out=0.0)
     problem = task.problem(0, "train", 0)
     assert [outcome(task, problem, text) for text in ("aaa", "b")] == [1.0, 0.0]
     assert task.reference(problem) is None
@@ -490,21 +486,21 @@ def test_a_reward_without_need_for_an_answer_takes_rows_without_one(tmp_path: Pa
 def test_prompts_that_occur_more_than_once_are_one_line(tmp_path: Path):
     chat = [{"role": "user", "content": "1+1="}]
     rows = [*ROWS[:3], ROWS[1], {"prompt": chat, "answer": "2"}, ROWS[1], {"prompt": chat, "answer": "3"}]
-    path = written(tmp_path / "twice.jsonl", rows)
+    path = write_rows(tmp_path / "twice.jsonl", rows)
     for share in (0.0, 1.0):  # whichever split they are in
         assert File(path, held_out=share).remarks == [
             f'{path}: 2 of 4 prompts occur more than once, 3 rows more than prompts, such as "1+1=" in {path}:2 and '
             f"{path}:4; 1 of them with different answers"
         ]
-    assert File(written(tmp_path / "once.jsonl", ROWS)).remarks == []
+    assert File(write_rows(tmp_path / "once.jsonl", ROWS)).remarks == []
 
 
 def test_a_held_out_file_of_its_own_must_not_meet_training(tmp_path: Path):
-    train, other = written(tmp_path / "train.jsonl", ROWS[:5]), written(tmp_path / "other.jsonl", ROWS[5:8])
+    train, other = write_rows(tmp_path / "train.jsonl", ROWS[:5]), write_rows(tmp_path / "other.jsonl", ROWS[5:8])
     task = File(train, held_out=other, reward=ExactMatch(last_number=True))
     assert (task.size("train"), task.size("held_out")) == (5, 3)
     assert [task.problem(index, "held_out", 0).prompt for index in range(3)] == ["5+1=", "6+1=", "7+1="]
-    overlapping = written(tmp_path / "overlapping.jsonl", ROWS[4:8])
+    overlapping = write_rows(tmp_path / "overlapping.jsonl", ROWS[4:8])
     with pytest.raises(ValueError, match=r"train.jsonl:5: this prompt is also in .*overlapping.jsonl"):
         File(train, held_out=overlapping).size("train")
 
@@ -515,7 +511,7 @@ def test_files_that_cannot_be_read(tmp_path: Path):
         with pytest.raises(ValueError, match=why):
             File(str(tmp_path / path)).size("train")
     with pytest.raises(ValueError, match="no row is left for train"):
-        File(written(tmp_path / "empty.jsonl", []), held_out=0.0).size("train")
+        File(write_rows(tmp_path / "empty.jsonl", []), held_out=0.0).size("train")
 
 
 # Answers inside other columns
@@ -541,12 +537,12 @@ def test_an_answer_with_fields_is_refused_and_its_fields_are_named(tmp_path: Pat
 
 
 def test_a_list_is_no_answer_except_to_a_function(tmp_path: Path):
-    path = written(tmp_path / "x.jsonl", [{"prompt": f"a{n}", "answer": ["b", "c"]} for n in range(9)])
+    path = write_rows(tmp_path / "x.jsonl", [{"prompt": f"a{n}", "answer": ["b", "c"]} for n in range(9)])
     with pytest.raises(ValueError, match="answer is a list, which no completion equals"):
         File(path).size("train")
     assert File(path, reward=FormatReward("b"), held_out=0.0).problem(0, "train", 0).answer == ["b", "c"]
 
 
 def test_a_column_whose_name_has_a_dot_comes_first(tmp_path: Path):
-    path = written(tmp_path / "x.jsonl", [{"prompt": "a", "x.y": "1", "x": {"y": "2"}}])
+    path = write_rows(tmp_path / "x.jsonl", [{"prompt": "a", "x.y": "1", "x": {"y": "2"}}])
     assert File(path, answer_columns=("x.y",), held_out=0.0).problem(0, "train", 0).answer == "1"

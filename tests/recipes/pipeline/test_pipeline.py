@@ -47,6 +47,7 @@ from proximo.supervised.reward_model import RewardModelConfig
 from proximo.supervised.sft import SftConfig
 from proximo.tasks import Sorting
 from proximo.types import Completion, Grade, Problem, Request
+from tests.rows import read_rows
 
 TRAINING = TrainingOptions(groups=2, group_size=3, minibatches=1, learning_rate=1e-3)
 SMALL = PipelineConfig(
@@ -77,16 +78,12 @@ def ran(tmp_path_factory) -> tuple[Path, dict[str, Any]]:
     return place / "run", json.loads(printed.getvalue())
 
 
-def rows(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
-
 @pytest.mark.slow("trains every stage of a pipeline")
 def test_every_stage_leaves_its_folder_and_reads_the_one_before(ran):
     folder, _ = ran
     config = toml.loads((folder / "config.toml").read_text(), PipelineConfig)
     assert config == replace(SMALL, seed=4)
-    assert len(rows(folder / "demonstrations.jsonl")) == 500
+    assert len(read_rows(folder / "demonstrations.jsonl")) == 500
     sft = toml.loads((folder / "sft" / "config.toml").read_text(), SftConfig)
     judge = toml.loads((folder / "reward-model" / "config.toml").read_text(), RewardModelConfig)
     preferred = toml.loads((folder / "dpo" / "config.toml").read_text(), DpoConfig)
@@ -109,11 +106,11 @@ def test_results_are_what_the_folders_say(ran):
     results = json.loads((folder / "results.json").read_text())
     assert results == printed
     assert [policy["name"] for policy in results["policies"]] == NAMES
-    assert results["ranked"]["rankings"] == len(rows(folder / "rankings.jsonl")) > 0
-    held_out = [row for row in rows(folder / "reward-model" / "metrics.jsonl") if "held_out/accuracy" in row]
+    assert results["ranked"]["rankings"] == len(read_rows(folder / "rankings.jsonl")) > 0
+    held_out = [row for row in read_rows(folder / "reward-model" / "metrics.jsonl") if "held_out/accuracy" in row]
     assert results["reward_model"]["accuracy"] in [row["held_out/accuracy"] for row in held_out]
     for policy in results["policies"][1:4]:
-        steps = [row for row in rows(folder / policy["name"] / "metrics.jsonl") if "sampled_tokens" in row]
+        steps = [row for row in read_rows(folder / policy["name"] / "metrics.jsonl") if "sampled_tokens" in row]
         assert policy["generated_tokens"] == sum(row["sampled_tokens"] for row in steps)
         assert policy["curve"]["learned"] == [row["rewards/reward_model"] for row in steps]
         assert policy["curve"]["true"] == [row["outcome"] for row in steps]

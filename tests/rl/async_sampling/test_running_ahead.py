@@ -29,10 +29,9 @@ from proximo.runs.options import CheckpointOptions
 from proximo.runs.session import open_session
 from proximo.runs.signals import Stopped
 from proximo.samplers.mismatched import Mismatched
-from proximo.samplers.sampler import SamplingOptions
 from proximo.system.lines import JsonLines as Rows
-from proximo.tasks.arithmetic import Arithmetic
 from tests.run_processes import Command
+from tests.runs.test_resume import config as small_run
 
 pytestmark = pytest.mark.usefixtures("small_shipped_model", "ordinary_precision")
 OWN = {"config.toml", "run.json", "timings.jsonl", "timeline.jsonl", "manifest.json", "ahead.json", "ahead.safetensors"}
@@ -40,17 +39,13 @@ OWN = {"config.toml", "run.json", "timings.jsonl", "timeline.jsonl", "manifest.j
 
 
 def config(algorithm: Algorithm = GRPO, **changes) -> RunConfig:
-    small = RunConfig(
-        algorithm=algorithm,
-        task=Arithmetic(operations=("+",), digits=1, terms=2, held_out=8),
-        device="cpu",
-        sampling=SamplingOptions(max_tokens=6),
-        training=TrainingOptions(groups=3, group_size=4, minibatches=1, learning_rate=1e-3, warmup_steps=0),
-        evaluation=EvaluationOptions(problems=4, every=2),
-        checkpoints=CheckpointOptions(every=2, keep=100),
-        steps=5,
-    )
-    return replace(small, **changes)
+    usual = {
+        "training": TrainingOptions(groups=3, group_size=4, minibatches=1, learning_rate=1e-3, warmup_steps=0),
+        "evaluation": EvaluationOptions(problems=4, every=2),
+        "checkpoints": CheckpointOptions(every=2, keep=100),
+        "steps": 5,
+    }
+    return small_run(algorithm, **{**usual, **changes})
 
 
 def trained(settings: RunConfig, folder: Path, progress: ProgressLines | None = None) -> Run:

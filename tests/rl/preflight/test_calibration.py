@@ -6,6 +6,9 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -16,6 +19,8 @@ from proximo.rl.mixed_reward import with_reward_models
 from proximo.rl.monitor import BAD_STEPS, GraderFailureLimit
 from proximo.rl.preflight.calibration import SAMPLE, calibrate
 from proximo.rl.reward_config import RewardMix, WeightedRule
+from proximo.runs.checkpointer import StatefulParts
+from proximo.runs.records import Pending
 from proximo.tasks import Arithmetic, Countdown, Echo, File, Gym, Sorting, Split, Task
 from proximo.types import Completion, Grade, Group, Problem, Rollout
 from tests import ROOT
@@ -237,11 +242,14 @@ def test_three_bad_steps_in_a_row_stop_the_run_with_examples():
     assert "\n  f: 2 completions unscored (time): no answer within 1 s\n  g: 1 completion" in str(error.value)
 
 
-def test_a_resumed_watch_stops_where_the_first_would():
+def test_a_resumed_watch_stops_where_the_first_would(tmp_path):
     first, second = GraderFailureLimit(0.5, Tally()), GraderFailureLimit(0.5, Tally())
     for _ in range(BAD_STEPS - 1):
         first.update([BAD])
-    second.load(json.loads(json.dumps(first.state())))
+    stored = {"learner": {"policy": {}}, "unscored": first.state(), "sampler": {"versions": []}}
+    others: Any = Mock(older_weights="none")
+    state: Any = SimpleNamespace(parts=json.loads(json.dumps(stored)), tensors={}, pending=Pending())
+    StatefulParts(others, others, second).restore(tmp_path, state)
     second.update([BAD])
     with pytest.raises(GraderFailed):
         second.check()

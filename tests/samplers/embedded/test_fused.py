@@ -27,21 +27,10 @@ from proximo.samplers.embedded import fused, prefill
 from proximo.samplers.embedded.fused import decode_states
 from proximo.samplers.embedded.prefill import ModelPasses
 from proximo.system import machine
+from tests.models.test_scoring import SHAPE as SCORED
 
-SHAPE = {
-    "vocab_size": 23,
-    "hidden_size": 16,
-    "intermediate_size": 24,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 64,
-    "pad_token_id": None,
-    "bos_token_id": None,
-    "eos_token_id": 1,
-    # Larger than usual, so that an error cannot hide; larger still, float32 itself would be off by more than 1e-6.
-    "initializer_range": 0.1,
-}
+# Weights larger than usual, so that an error cannot hide; larger still, float32 itself would be off by more than 1e-6.
+SHAPE = SCORED | {"num_hidden_layers": 3, "initializer_range": 0.1}
 
 FAMILIES = {
     "llama": (LlamaForCausalLM, LlamaConfig(**SHAPE)),

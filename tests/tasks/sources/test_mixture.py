@@ -5,7 +5,6 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-import torch
 
 import proximo
 from proximo.config import toml
@@ -131,16 +130,13 @@ def test_data_with_weights_and_data_for_evaluation(tmp_path: Path):
 
 
 @pytest.mark.slow("trains and resumes a run")
+@pytest.mark.usefixtures("ordinary_precision")
 def test_a_mixed_run_resumes_to_the_same_bytes(mixture: Mixture, tmp_path: Path):
     config = small(task=mixture, evaluation=EvaluationOptions(problems=8), steps=4)
     assert toml.loads(toml.dumps(config), RunConfig) == config
-    torch.set_default_dtype(torch.float32)
-    try:
-        proximo.train(config, tmp_path / "whole", quiet=True)
-        proximo.train(config, tmp_path / "parts", quiet=True, on_step=lambda step, _: step == 2)
-        proximo.train(config, tmp_path / "parts", quiet=True, allow_change=["steps"])
-    finally:
-        torch.set_default_dtype(torch.float64)
+    proximo.train(config, tmp_path / "whole", quiet=True)
+    proximo.train(config, tmp_path / "parts", quiet=True, on_step=lambda step, _: step == 2)
+    proximo.train(config, tmp_path / "parts", quiet=True, allow_change=["steps"])
     whole, parts = (tmp_path / name for name in ("whole", "parts"))
     rows = [json.loads(line) for line in (whole / "metrics.jsonl").read_text().splitlines()]
     assert rows[0]["held_out/problems"] == rows[0]["held_out/small/problems"] + rows[0]["held_out/test/problems"]
@@ -158,14 +154,11 @@ def test_a_mixed_run_resumes_to_the_same_bytes(mixture: Mixture, tmp_path: Path)
     assert Counter(drawn) == {"small": 6, "large": 2}
 
 
+@pytest.mark.usefixtures("ordinary_precision")
 def test_a_run_without_evaluation(tmp_path: Path):
-    torch.set_default_dtype(torch.float32)
-    try:
-        task = File(sums(tmp_path / "x.jsonl", range(5)), held_out=0.0)
-        config = small(task=task, evaluation=EvaluationOptions(problems=0), steps=1)
-        result = proximo.train(config, tmp_path / "run", quiet=True)
-    finally:
-        torch.set_default_dtype(torch.float64)
+    task = File(sums(tmp_path / "x.jsonl", range(5)), held_out=0.0)
+    config = small(task=task, evaluation=EvaluationOptions(problems=0), steps=1)
+    result = proximo.train(config, tmp_path / "run", quiet=True)
     assert (result.before.problems, result.after.problems, result.examples) == (0, 0, [])
     assert "held_out" not in (tmp_path / "run" / "metrics.jsonl").read_text()
     with pytest.raises(ValueError, match="evaluation.problems is 0.*but every is 5"):
