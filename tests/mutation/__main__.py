@@ -64,6 +64,7 @@ ORDER = [
     "tests/learner/test_schedule.py",
     "tests/learner/test_lora.py",
     "tests/rl/test_training.py",
+    "tests/rl/test_asking.py",
     "tests/runs/test_resume.py",
     "tests/models/test_logprobs.py",
     "tests/models/test_quantized.py",

@@ -14,6 +14,7 @@ from proximo.system.timeline import Interval
 from proximo.types import Completion, Request
 
 __all__ = [
+    "More",
     "RunSamplers",
     "SampledPolicy",
     "Sampler",
@@ -25,6 +26,7 @@ __all__ = [
     "WeightHistory",
     "build_samplers",
     "gathered",
+    "takes_more",
 ]
 
 Stream = Iterator[tuple[int, tuple[Completion, ...]]]
@@ -117,6 +119,16 @@ class Sampler(Protocol):
         for the first training step, −1 for evaluations. `version` is what `refresh` returned; completions carry it.
         """
         ...
+
+
+More = Callable[[], Sequence[Request]]
+"""Requests that came since the last call; they are numbered on behind those before them."""
+
+
+def takes_more(sampler: Sampler) -> bool:
+    """Tell whether `stream` takes `more`, requests that come while it samples: it asks for them between two of the
+    completions that it yields, and once before it ends. Others are called again."""
+    return bool(getattr(sampler, "takes_more", False))
 
 
 @dataclass(frozen=True)
