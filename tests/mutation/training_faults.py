@@ -98,7 +98,7 @@ TRAINING_FAULTS = (
     Fault("rl/rollouts.py", "0.25)\n", "0.75)\n", "draws to replace what is dropped"),
     Fault(
         "rl/asking.py",
-        "return place < len(self._judged) + self._training.groups - len(self._kept)",
+        "return number < len(self._judged) + self._training.groups - len(self._kept)",
         "return True",
         "what is not needed is graded",
     ),

@@ -10,7 +10,7 @@ waited for all. How many prompts are asked for follows from the verdicts on thos
 (`Demand`). So neither depends on how long anything takes, on the order in which groups end, or on the number of slots,
 and short or easy groups are not preferred.
 
-The sampler is looked at each time that another quarter of a step's groups has ended. It then waits for the grades of
+The sampler is looked at each time that another eighth of a step's groups has ended. It then waits for the grades of
 what has ended, so that equal runs ask at the same token.
 
 What was asked for beyond the last group of the step is given up, ungraded and untold: the cursor stands behind that
@@ -26,28 +26,27 @@ from typing import Protocol
 
 from proximo.environments.protocol import LaterQuestions, Question
 from proximo.rl.config import TrainingOptions
-from proximo.rl.grading import Grader
+from proximo.rl.grading import StepGrader
 from proximo.runs.records import Collected, DataCursor, num_tokens
 from proximo.samplers.sampler import Stream
 from proximo.types import Completion, Group, Problem, Rollout
 
 LOWEST_SHARE = 1 / 16
 """Share of kept groups that is expected at least."""
-LOOKS = 4
+LOOKS = 8
 """Number of times that a step is looked at while as many groups end as it has."""
 
 
 @dataclass(frozen=True)
 class Demand:
-    """How many prompts a step asks for: a function of the verdicts so far, in the order in which they were asked."""
+    """Number of prompts that a step asks for: a function of the verdicts so far, in the order of the prompts."""
 
     groups: int
     """Groups of a step."""
     missing: int
     """Groups that the step has to sample: all of them, but for those that were carried over to it."""
     rounds: int
-    """As many prompts are asked for at most as so many rounds would, the first of `missing` and each later one of
-    twice the step's groups."""
+    """Bound on the prompts of a step, in rounds: a first one of `missing`, later ones of twice the step's groups."""
     share: float
     """Share of groups that earlier steps kept."""
 
@@ -91,7 +90,7 @@ class AskedSource(Protocol):
         """Completions of questions, and of those that come later, as they end."""
         ...
 
-    def grader(self) -> AbstractContextManager[Grader]: ...
+    def grader(self) -> AbstractContextManager[StepGrader]: ...
 
     @property
     def grades_along(self) -> bool:
@@ -101,8 +100,8 @@ class AskedSource(Protocol):
     def rates(self, rates: Mapping[str, float], groups: Sequence[Group]) -> Mapping[str, float]: ...
 
 
-class Asking:
-    """The groups of one step, in the order in which their prompts were asked."""
+class OpenRound:
+    """The groups of one step, from one round that stays open: in the order in which their prompts were asked."""
 
     def __init__(self, source: AskedSource, cursor: DataCursor, *, step: int, version: int) -> None:
         self._source, self._training, self._cursor = source, source.training, cursor
@@ -185,7 +184,7 @@ class Asking:
         self._asked += [(ordinal, question) for (ordinal, _), question in zip(chosen, questions, strict=True)]
         self._later.add(questions)
 
-    def _stream(self, grader: Grader) -> Iterator[Group]:
+    def _stream(self, grader: StepGrader) -> Iterator[Group]:
         """Sample what was asked for, and what is asked for meanwhile, until all has ended or the step is over."""
         first, questions = self._sent, [question for _, question in self._asked[self._sent :]]
         self._later = LaterQuestions(questions)
@@ -203,18 +202,18 @@ class Asking:
 
     # Groups
 
-    def _end(self, grader: Grader, place: int, completions: tuple[Completion, ...]) -> None:
+    def _end(self, grader: StepGrader, number: int, completions: tuple[Completion, ...]) -> None:
         self._ended += 1
-        if self._is_needed(place):
-            grader.give(place, self._asked[place][1].problem, completions)
+        if self._is_needed(number):
+            grader.give(number, self._asked[number][1].problem, completions)
         else:
-            self._held[place] = completions
+            self._held[number] = completions
 
-    def _is_needed(self, place: int) -> bool:
+    def _is_needed(self, number: int) -> bool:
         """True if the step needs the verdict on this group, whatever those on the groups before it are."""
-        return place < len(self._judged) + self._training.groups - len(self._kept)
+        return number < len(self._judged) + self._training.groups - len(self._kept)
 
-    def _look(self, grader: Grader) -> Iterator[Group]:
+    def _look(self, grader: StepGrader) -> Iterator[Group]:
         """Judge what can be: groups whose predecessors have all ended; and ask for what is needed then."""
         self._ended, before = 0, -1
         while before != len(self._judged) and not self._is_over:
@@ -225,14 +224,14 @@ class Asking:
             while len(self._judged) in self._graded and not self._is_over:
                 yield self._judge()
                 self._ask()
-            for place in [place for place in sorted(self._held) if self._is_needed(place)]:
-                grader.give(place, self._asked[place][1].problem, self._held.pop(place))
+            for number in [number for number in sorted(self._held) if self._is_needed(number)]:
+                grader.give(number, self._asked[number][1].problem, self._held.pop(number))
 
     def _judge(self) -> Group:
         """The next group in turn, which may be dropped once it is out."""
-        place = len(self._judged)
-        ordinal, question = self._asked[place]
-        group = Group(question.problem, question.request.prompt_tokens, self._graded[place], ordinal=ordinal)
+        number = len(self._judged)
+        ordinal, question = self._asked[number]
+        group = Group(question.problem, question.request.prompt_tokens, self._graded[number], ordinal=ordinal)
         self._judged.append(group)
         self._kept.append(group)
         self._tokens += num_tokens(group)

@@ -85,7 +85,7 @@ def _begun(task: Task, problems: Sequence[Problem], completions: Sequence[Comple
     return finish
 
 
-class Grader(Protocol):
+class StepGrader(Protocol):
     """Grades groups that come one by one."""
 
     def give(self, number: int, problem: Problem, completions: tuple[Completion, ...]) -> None: ...
@@ -96,7 +96,7 @@ class Grader(Protocol):
 
 
 @contextmanager
-def opened_grader(task: Task) -> Iterator[Grader]:
+def opened_grader(task: Task) -> Iterator[StepGrader]:
     """The grader that fits a task: beside sampling where the task allows that, else when its grades are waited for."""
     with grading():
         if not task.while_sampling:
@@ -123,7 +123,7 @@ class WaitingGrader:
             done = _graded_after(
                 self._task,
                 [problem for _, (problem, _) in groups],
-                ((place, completions) for place, (_, (_, completions)) in enumerate(groups)),
+                ((order, completions) for order, (_, (_, completions)) in enumerate(groups)),
                 nullcontext,
             )
             self._rollouts |= {number: each for (number, _), each in zip(groups, done.rollouts, strict=True)}

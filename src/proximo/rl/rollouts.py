@@ -4,7 +4,7 @@
 trained; `InFlight` samples all the time, also while weights change. The loop asks none of them which it is.
 
 Dynamic sampling draws more until the step is full or its rounds are spent: it can neither hang nor end the run. New
-prompts are asked for while others are sampled (`Asking`). The same prompts again have to wait for a round's grades
+prompts are asked for while others are sampled (`OpenRound`). The same prompts again have to wait for a round's grades
 (`Rounds`); groups kept beyond what the step needs are then carried over to the next one.
 """
 
@@ -25,9 +25,9 @@ from proximo.losses.pieces.filters import Keep, drops
 from proximo.losses.pieces.protocols import KeepTraits
 from proximo.models import problem_tokens
 from proximo.models.model_types import PreTrainedTokenizerBase
-from proximo.rl.asking import Asking
+from proximo.rl.asking import OpenRound
 from proximo.rl.config import TrainingOptions
-from proximo.rl.grading import Grader, graded, opened_grader
+from proximo.rl.grading import StepGrader, graded, opened_grader
 from proximo.runs.checkpointer import OlderWeights
 from proximo.runs.records import Collected, DataCursor, Pending, num_tokens
 from proximo.samplers.sampler import SampledPolicy, Sampler, SamplingOptions, Stream, WeightHistory
@@ -161,7 +161,7 @@ class Collector:
         """A step that begins at this place of the data. The same prompts again have to wait for their grades; where no
         group is replaced there is one round."""
         asks = self.refills and self.training.refill == "new_prompts"
-        return (Asking if asks else Rounds)(self, cursor, step=step, version=version)
+        return (OpenRound if asks else Rounds)(self, cursor, step=step, version=version)
 
     def drops(self, group: Group) -> bool:
         return is_dropped(self.keep, group)
@@ -216,7 +216,7 @@ class Collector:
         return Group(problem, question.request.prompt_tokens, rollouts, ordinal=ordinal)
 
     def questions(self, drawn: Sequence[tuple[int, Problem]]) -> list[Question]:
-        """What the environment is asked for these problems."""
+        """Questions to the environment, one for each problem."""
         return [
             Question(problem, Request(index, problem_tokens(self.tokenizer, problem), self.training.group_size))
             for index, problem in drawn
@@ -226,7 +226,7 @@ class Collector:
         """Completions of questions, and of those that come later, as they end."""
         return self._played(questions, seed=self.seed, step=step, version=version, later=later)
 
-    def grader(self) -> AbstractContextManager[Grader]:
+    def grader(self) -> AbstractContextManager[StepGrader]:
         return opened_grader(self.task)
 
     @property

@@ -126,7 +126,7 @@ class EmbeddedSampler:
         listener: Listener | None = None,
         more: More | None = None,
     ) -> Stream:
-        """`more`: requests that come meanwhile; their rows wait behind the others, and take slots that are free."""
+        """Yield requests as they end. Rows of requests that come meanwhile, from `more`, wait behind the others."""
         asked, writer = Asked(), TokenWriter(self._tokenizer, self._ends, options, seed, step, listener)
         self._add(asked, requests, options)
         compiled = compiled_states(self._model)  # first: weights may move, and kept buffers are for where they lie
