@@ -1,5 +1,6 @@
 """Dynamic sampling without rounds: a step's groups are the first that are kept, whatever the sampler does and when."""
 
+import json
 import random
 import statistics
 from collections import deque
@@ -18,6 +19,7 @@ from proximo.rl.asking import Demand
 from proximo.rl.config import Curriculum, TrainingOptions
 from proximo.rl.rollouts import Collector
 from proximo.runs.records import Collected, DataCursor
+from proximo.runs.rollout_json import plain_collected, read_collected
 from proximo.samplers.embedded import EmbeddedSampler
 from proximo.samplers.sampler import SamplingOptions
 from proximo.types import Completion, Grade, Group, Problem, Request
@@ -276,6 +278,20 @@ def test_what_a_curriculum_passes_over_behind_the_last_group_is_looked_at_again(
     assert step.cursor.rates.keys() - solved.keys() == {str(index) for index in judged if index % 2}
 
 
+def test_a_step_of_an_earlier_version_opens_without_what_it_did_not_know():
+    step, routes = collected([False, True] * 20), dict[str, Any]()
+    values = json.loads(json.dumps(plain_collected(step, routes, "")))
+    again = read_collected(values, problem_at, routes, "")
+    assert (again, again.unneeded > 0, again.cursor.kept_share < 1) == (step, True, True)
+    del values["kept_share"], values["unneeded"]
+    older = read_collected(values, problem_at, routes, "")
+    assert older == replace(step, unneeded=0, cursor=replace(step.cursor, kept_share=1.0))
+
+
+def problem_at(index: int, split: str, known: str) -> Problem:
+    return Verdicts(()).problem(index, split, 0)
+
+
 def test_a_step_of_which_nothing_can_be_used_ends_at_its_limit():
     step = collected([False] * 99, refill_rounds=3)
     assert (step.groups, len(step.dropped), step.rounds, step.unneeded) == ((), 20, 3, 0)
@@ -369,6 +385,21 @@ def test_a_step_with_the_embedded_sampler_repeats_to_the_bit_and_has_the_same_gr
     assert [group.ordinal for group in one.groups] == [group.ordinal for group in other.groups]
     assert [tokens(group) for group in one.groups] == [tokens(group) for group in other.groups]
     assert one.unneeded == other.unneeded
+
+
+def test_a_file_that_is_read_again_within_a_step_is_sampled_anew(model):
+    """Equal prompts are in the sampler at the same time, each with random numbers of its own."""
+
+    class Three(Verdicts):
+        def problem(self, index: int, split, seed: int) -> Problem:
+            return super().problem(index % 3, split, seed)
+
+    task = MixedByText(Three((True, False, False)))
+    gather = replace(collector(task, EmbeddedSampler(model, TOKENIZER, slots=5)), sampling=OPTIONS)
+    step = gather.collect(DataCursor(kept_share=0.4), step=0, version=0)
+    assert [group.ordinal for group in step.groups] == [0, 3, 6, 9]
+    assert {group.problem.id for group in step.groups} == {"0"}
+    assert len({str(tokens(group)) for group in step.groups}) == 4
 
 
 def tokens(group: Group) -> list[tuple[int, ...]]:
