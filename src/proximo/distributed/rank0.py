@@ -33,6 +33,7 @@ from proximo.samplers.sampler import (
     Stream,
     build_samplers,
     gathered,
+    streamed,
     takes_more,
 )
 from proximo.supervised.dpo import DpoConfig, dpo_without_data
@@ -80,10 +81,17 @@ class RankSampler:
         return not self._spread and takes_more(self._local)
 
     def stream(
-        self, requests: Any, options: SamplingOptions, *, seed: int, step: int, version: int = 0, **more: More
+        self,
+        requests: Any,
+        options: SamplingOptions,
+        *,
+        seed: int,
+        step: int,
+        version: int = 0,
+        more: More | None = None,
     ) -> Stream:
         if not self._spread:
-            yield from self._local.stream(requests, options, seed=seed, step=step, version=version, **more)
+            yield from streamed(self._local, requests, options, seed=seed, step=step, version=version, more=more)
             return
         shares = [list(range(rank, len(requests), self._crew.size)) for rank in range(self._crew.size)]
         orders = [([requests[number] for number in numbers], options, seed, step, version) for numbers in shares]

@@ -7,7 +7,7 @@ from typing import Protocol, runtime_checkable
 
 from proximo.environments.checking import Drawn, Promise, check_continued
 from proximo.models.model_types import PreTrainedTokenizerBase
-from proximo.samplers.sampler import Sampler, SamplingOptions, Stream, takes_more
+from proximo.samplers.sampler import Sampler, SamplingOptions, Stream, streamed, takes_more
 from proximo.types import Problem, Request
 
 AGAIN = 2**20
@@ -94,8 +94,15 @@ class Ask:
             requests.extend(taken)
             return [self._fresh(request) for request in taken]
 
-        counter = {"seed": self.seed, "step": self.step, "version": self.version}
-        stream = self.sampler.stream(fresh, options, **counter, **({} if later is None else {"more": more}))
+        stream = streamed(
+            self.sampler,
+            fresh,
+            options,
+            seed=self.seed,
+            step=self.step,
+            version=self.version,
+            more=None if later is None else more,
+        )
         promise = Promise(
             f"sampler {type(self.sampler).__name__}", requests, options.max_tokens, self.version, len(self.tokenizer)
         )

@@ -19,7 +19,7 @@ group, and the next step asks for the same prompts anew, with its own weights.
 
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass
 from typing import Protocol
@@ -189,8 +189,8 @@ class OpenRound:
         first, questions = self._sent, [question for _, question in self._asked[self._sent :]]
         self._later = LaterQuestions(questions)
         every = max(1, self._training.groups // LOOKS)
-        stream = self._source.played(questions, self._later, step=self._step, version=self._version)
-        with closing(stream):  # what is not needed is given up
+        played = self._source.played(questions, self._later, step=self._step, version=self._version)
+        with closing(_closable(played)) as stream:  # what is not needed is given up
             for number, completions in stream:
                 self._end(grader, first + number, completions)
                 if self._source.grades_along and self._ended >= every:
@@ -236,3 +236,8 @@ class OpenRound:
         self._kept.append(group)
         self._tokens += num_tokens(group)
         return group
+
+
+def _closable(stream: Stream) -> Generator[tuple[int, tuple[Completion, ...]], None, None]:
+    """The same stream; closing it closes what it comes from."""
+    yield from stream

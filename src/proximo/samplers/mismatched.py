@@ -25,6 +25,7 @@ from proximo.samplers.sampler import (
     Snapshot,
     Stream,
     gathered,
+    streamed,
     takes_more,
 )
 from proximo.types import Completion, Request
@@ -134,11 +135,12 @@ class MismatchedSampler:
         seed: int,
         step: int,
         version: int = 0,
-        **more: More,
+        more: More | None = None,
     ) -> Stream:
         """One at a time: streams share the copy, and each loads its own weights into it."""
         self._load(seed, step)
-        yield from self._sampler.stream(requests, options, seed=seed, step=step, version=self.version, **more)
+        version = self.version
+        yield from streamed(self._sampler, requests, options, seed=seed, step=step, version=version, more=more)
 
     def sample(
         self, requests: Sequence[Request], options: SamplingOptions, *, seed: int, step: int, version: int = 0
