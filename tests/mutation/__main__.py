@@ -68,6 +68,7 @@ ORDER = [
     "tests/learner/test_lora.py",
     "tests/rl/test_training.py",
     "tests/runs/health/test_health.py",
+    "tests/rl/test_asking.py",
     "tests/runs/test_resume.py",
     "tests/models/test_logprobs.py",
     "tests/models/test_quantized.py",

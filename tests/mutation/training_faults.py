@@ -96,6 +96,18 @@ TRAINING_FAULTS = (
     Fault("rl/rollouts.py", "(self._refills and is_left)", "is_left", "refills where nothing asks for them"),
     Fault("rl/rollouts.py", "self._tokens < limit)", "self._tokens >= limit)", "the limit of refills"),
     Fault("rl/rollouts.py", "0.25)\n", "0.75)\n", "draws to replace what is dropped"),
+    Fault(
+        "rl/asking.py",
+        "return number < len(self._judged) + self._training.groups - len(self._kept)",
+        "return True",
+        "what is not needed is graded",
+    ),
+    Fault("rl/asking.py", "min(ahead, 2 * self.groups)", "ahead", "what is asked for without a bound"),
+    Fault("rl/asking.py", "self._tokens >= tokens)", "self._tokens < tokens)", "the limit of tokens"),
+    Fault("rl/asking.py", "if index < after)", ")", "prompts passed over twice"),
+    Fault("rl/asking.py", "self._asked[judged - 1][0] + 1 if", "self._next if", "prompts that are never judged"),
+    Fault("rl/asking.py", "self._later.add(questions)", "pass", "the sampler runs empty"),
+    Fault("samplers/embedded/sampler.py", "<= room:", "<= 10**9:", "prompts beyond the room"),
     Fault("rl/assemble.py", "everyone.group < len(groups)", "everyone.group <= len(groups)", "a dropped group trains"),
     Fault(
         "rl/assemble.py",

@@ -114,14 +114,14 @@ def test_without_a_filter_one_round_is_enough():
     assert collected.groups[0].rollouts[0].completion.version == 9
 
 
-def test_dead_groups_are_replaced_by_new_prompts_and_surplus_is_carried():
+def test_dead_groups_are_replaced_by_new_prompts_up_to_the_last_that_is_needed():
     gather = collector(KeepMixed())
     collected = gather.collect(DataCursor(), step=0, version=0)
-    # Round 1 draws 0..3 and keeps 0 and 2; half were kept, so 2 missing groups are sought among 4 more: 4 and 6.
     assert [group.problem.id for group in collected.groups] == ["0", "2", "4", "6"]
-    assert [group.problem.id for group in collected.dropped] == ["1", "3", "5", "7"]
-    assert collected.cursor.next_problem == 8
-    assert collected.wasted_tokens == 16
+    assert [group.problem.id for group in collected.dropped] == ["1", "3", "5"]
+    # Of 7 prompts 4 were kept, and of 4 before them all.
+    assert collected.cursor == DataCursor(7, kept_share=(4 + 4) / (4 + 7))
+    assert (collected.wasted_tokens, collected.sampled_tokens, collected.rounds) == (12, 28, 2)
     following = collector(KeepMixed(), task=FakeTask(mixed_every=1)).collect(
         DataCursor(8, carried=collected.groups[:1]), step=1, version=1
     )
@@ -145,10 +145,10 @@ def test_groups_beyond_the_step_are_carried_over():
                 for problem, completion in zip(problems, completions, strict=True)
             ]
 
-    collected = collector(KeepMixed(), task=LateTask()).collect(DataCursor(), step=0, version=0)
+    collected = collector(KeepMixed(), task=LateTask(), refill="same_prompt").collect(DataCursor(), step=0, version=0)
     # Of 0..3 only 3 is mixed: a share of 1/4, so the 3 missing are sought among 8 more (twice a step at most).
     assert [group.problem.id for group in collected.groups] == ["3", "4", "5", "6"]
-    assert [group.problem.id for group in collected.cursor.carried] == ["7", "8", "9", "10", "11"]
+    assert [group.problem.id for group in collected.cursor.carried] == ["7", "8"]
 
 
 def test_refilling_ends_after_its_rounds_and_trains_on_what_there_is():
@@ -159,8 +159,10 @@ def test_refilling_ends_after_its_rounds_and_trains_on_what_there_is():
     assert collected.rounds == 3
 
 
-def test_refilling_ends_when_its_tokens_are_spent():
-    gather = collector(KeepMixed(), task=FakeTask(mixed_every=10**6), refill_rounds=9, refill_tokens=17)
+@pytest.mark.parametrize("refill", ["new_prompts", "same_prompt"])
+def test_refilling_ends_when_its_tokens_are_spent(refill: Literal["new_prompts", "same_prompt"]):
+    task = FakeTask(mixed_every=10**6)
+    gather = collector(KeepMixed(), task=task, refill=refill, refill_rounds=9, refill_tokens=17)
     collected = gather.collect(DataCursor(1), step=0, version=0)
     # A round of four groups is 16 tokens: the second still starts, the third does not.
     assert collected.rounds == 2

@@ -316,9 +316,11 @@ def test_a_checkpoint_that_numbered_its_tensors_is_resumed(name, golden, tmp_pat
 @pytest.mark.slow("trains and resumes a run")
 def test_the_runs_reach_what_they_are_to_test(golden):
     """Carried groups, filtered ones, a moved coefficient, older weights: there is something to get wrong."""
-    assert any(row.get("carried_groups") for row in JsonLines(golden("dapo") / "metrics.jsonl"))
-    assert {"trained", "filtered"} <= check_ledger(golden("dapo")).states.keys()
-    assert "carried" in [row["state"] for row in JsonLines(golden("dapo") / "ledger.jsonl")]
+    assert any(row.get("unneeded_prompts") for row in JsonLines(golden("dapo") / "metrics.jsonl"))
+    for name in ("dapo", "dapo, same prompt"):
+        assert {"trained", "filtered"} <= check_ledger(golden(name)).states.keys()
+    assert any(row.get("carried_groups") for row in JsonLines(golden("dapo, same prompt") / "metrics.jsonl"))
+    assert "carried" in [row["state"] for row in JsonLines(golden("dapo, same prompt") / "ledger.jsonl")]
     coefficients = {row.get("kl_coefficient") for row in JsonLines(golden("adaptive kl") / "metrics.jsonl")}
     assert len(coefficients - {None}) == 3
     assert (golden("lagging sampler") / CHECKPOINTS / "step-000002" / "state" / "sampler.safetensors").exists()

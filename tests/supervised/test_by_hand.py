@@ -415,7 +415,7 @@ def large(tmp_path, monkeypatch) -> str:
     """A file of which only the first rows are read before the first question."""
     monkeypatch.setattr(by_hand, "BEFORE_OTHERS", 400)
     rows = [{"prompt": f"{number}", "completions": ["good", "bad"]} for number in range(100)]
-    return written(tmp_path / "large.jsonl", rows)
+    return write_rows(tmp_path / "large.jsonl", rows)
 
 
 def test_the_first_question_of_a_large_file_comes_before_the_others_are_read(large, out):
@@ -453,7 +453,7 @@ def test_a_large_file_is_ranked_whole_and_what_is_wrong_in_it_is_told_after_the_
         answered("1\n1\n", [large, "--out", out], monkeypatch)
     assert len(rows_of(out)) == 1
     assert "large.jsonl:101: rank needs completions" in capsys.readouterr().err
-    written(Path(large), [{"prompt": "no"}, *({"prompt": str(n), "completions": ["a", "b"]} for n in range(100))])
+    write_rows(Path(large), [{"prompt": "no"}, *({"prompt": str(n), "completions": ["a", "b"]} for n in range(100))])
     assert first_questions(RankConfig(large, out)) == []
 
 

@@ -25,6 +25,7 @@ from proximo.rl.build import Built, build_learner
 from proximo.rl.config import RunConfig
 from proximo.runs.signals import SIGNALS
 from proximo.samplers.sampler import (
+    More,
     RunSamplers,
     SampledPolicy,
     Sampler,
@@ -32,6 +33,8 @@ from proximo.samplers.sampler import (
     Stream,
     build_samplers,
     gathered,
+    streamed,
+    takes_more,
 )
 from proximo.supervised.dpo import DpoConfig, dpo_without_data
 from proximo.supervised.encoding import EncodedRows
@@ -72,9 +75,23 @@ class RankSampler:
         self._policy.copy.refresh()
         return self._crew.tell(f"refresh_{self._name}", version)[0] if self._spread else self._refresh_here(version)
 
-    def stream(self, requests: Any, options: SamplingOptions, *, seed: int, step: int, version: int = 0) -> Stream:
+    @property
+    def takes_more(self) -> bool:
+        """True where rank 0 samples alone: what all ranks sample, they are asked for together."""
+        return not self._spread and takes_more(self._local)
+
+    def stream(
+        self,
+        requests: Any,
+        options: SamplingOptions,
+        *,
+        seed: int,
+        step: int,
+        version: int = 0,
+        more: More | None = None,
+    ) -> Stream:
         if not self._spread:
-            yield from self._local.stream(requests, options, seed=seed, step=step, version=version)
+            yield from streamed(self._local, requests, options, seed=seed, step=step, version=version, more=more)
             return
         shares = [list(range(rank, len(requests), self._crew.size)) for rank in range(self._crew.size)]
         orders = [([requests[number] for number in numbers], options, seed, step, version) for numbers in shares]

@@ -21,7 +21,7 @@ class Promise:
     source: str
     """Name of the sampler or environment by its class, for errors."""
     requests: Sequence[Request]
-    """The prompts and the number of completions of each."""
+    """The prompts and the number of completions of each. More may be added while the stream is checked."""
     max_tokens: int
     """Length limit of a completion; tokens that were not sampled count."""
     version: int
@@ -33,16 +33,16 @@ class Promise:
 
     def check(self, stream: Stream) -> Stream:
         """Pass on the stream; ValueError at the first entry that breaks the promise."""
-        missing = set(range(len(self.requests)))
+        answered = set[int]()
         if not isinstance(stream, Iterable):
             self._refuse(_shown(stream), "it must return an iterator of (number of the prompt, its completions)")
         for entry in stream:
             if not (isinstance(entry, tuple) and len(entry) == 2 and isinstance(entry[1], tuple | list)):
                 self._refuse(_shown(entry), "each entry must be (number of the prompt, its completions)")
             number, completions = entry
-            if number not in missing:
+            if number not in range(len(self.requests)) or number in answered:
                 self._refuse(f"prompt {number}", f"it must return each number from 0 to {len(self.requests) - 1} once")
-            missing.remove(number)
+            answered.add(number)
             request = self.requests[number]
             if len(completions) != request.num_samples:
                 wanted = f"num_samples is {request.num_samples}"
@@ -51,7 +51,7 @@ class Promise:
                 self._check(completion, f"of prompt {number}", request.limit(self.max_tokens))
                 self._check_drawn(completion, f"of prompt {number}", (request.key, sample))
             yield number, tuple(completions)
-        if missing:
+        if missing := set(range(len(self.requests))) - answered:
             self._refuse(f"no completions of prompt {min(missing)}", f"it must answer all {len(self.requests)} prompts")
 
     def _check(self, completion: Any, prompt: str, max_tokens: int) -> None:

@@ -1,12 +1,13 @@
 """The protocol of environments: what one is given and what it returns."""
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol, runtime_checkable
 
 from proximo.environments.checking import Drawn, Promise, check_continued
 from proximo.models.model_types import PreTrainedTokenizerBase
-from proximo.samplers.sampler import Sampler, SamplingOptions, Stream
+from proximo.samplers.sampler import Sampler, SamplingOptions, Stream, streamed, takes_more
 from proximo.types import Problem, Request
 
 AGAIN = 2**20
@@ -25,6 +26,26 @@ class Question:
     """
 
 
+class LaterQuestions:
+    """Questions that come while others are sampled. An environment may take them as it goes; those that it leaves are
+    asked in another call."""
+
+    def __init__(self, questions: Sequence[Question]) -> None:
+        self.requests = [question.request for question in questions]
+        """Requests of the first questions and of those that were taken; their indices are the numbers of a stream."""
+        self._waiting: deque[Question] = deque()
+
+    def add(self, questions: Sequence[Question]) -> None:
+        self._waiting.extend(questions)
+
+    def take(self) -> list[Question]:
+        """The questions that came since the last call."""
+        taken = list(self._waiting)
+        self._waiting.clear()
+        self.requests += [question.request for question in taken]
+        return taken
+
+
 @dataclass(frozen=True)
 class Ask:
     """Asks the sampler, with everything that is the same for all turns of a round."""
@@ -37,6 +58,8 @@ class Ask:
     step: int
     version: int
     """The version of the policy, as the sampler's `refresh` returned it; completions carry it."""
+    later: LaterQuestions | None = field(default=None, compare=False, repr=False)
+    """Questions that come while others are sampled; None: there are none."""
     drawn: Drawn = field(default_factory=dict, init=False, compare=False, repr=False)
     """Tokens that the sampler has returned, by key and sample, one entry for each time that it was asked."""
     read: dict[tuple[int, int], tuple[int, ...]] = field(default_factory=dict, init=False, compare=False, repr=False)
@@ -52,12 +75,36 @@ class Ask:
     def __call__(self, requests: Sequence[Request], options: SamplingOptions | None = None) -> Stream:
         """Yield the number of each request and its completions, as they end. `options` are the run's, unless others
         are given, such as fewer tokens for a later turn. A turn that is asked again has random numbers of its own."""
-        chosen = self.options if options is None else options
+        yield from self._stream(list(requests), self.options if options is None else options)
+
+    def growing(self, requests: Sequence[Request]) -> Stream:
+        """The same for first turns, with those of questions that come later where the sampler takes requests as it
+        goes."""
+        if self.later is None or not takes_more(self.sampler):
+            return self._stream(list(requests), self.options)
+        return self._stream(list(requests), self.options, self.later)
+
+    def _stream(self, requests: list[Request], options: SamplingOptions, later: LaterQuestions | None = None) -> Stream:
         check_continued(requests, self.read)
         fresh = [self._fresh(request) for request in requests]
-        stream = self.sampler.stream(fresh, chosen, seed=self.seed, step=self.step, version=self.version)
+
+        def more() -> list[Request]:
+            assert later is not None
+            taken = [question.request for question in later.take()]
+            requests.extend(taken)
+            return [self._fresh(request) for request in taken]
+
+        stream = streamed(
+            self.sampler,
+            fresh,
+            options,
+            seed=self.seed,
+            step=self.step,
+            version=self.version,
+            more=None if later is None else more,
+        )
         promise = Promise(
-            f"sampler {type(self.sampler).__name__}", requests, chosen.max_tokens, self.version, len(self.tokenizer)
+            f"sampler {type(self.sampler).__name__}", requests, options.max_tokens, self.version, len(self.tokenizer)
         )
         for number, completions in promise.check(stream):
             request = requests[number]
@@ -103,7 +150,7 @@ class Interaction(Protocol):
 
 def play(environment: Interaction, questions: Sequence[Question], ask: Ask) -> Stream:
     """Play the questions; what the environment returns is checked before anything is graded or trained on."""
-    requests = [question.request for question in questions]
+    requests = [question.request for question in questions] if ask.later is None else ask.later.requests
     source = f"environment {type(environment).__name__}"
     return ask.played(source, requests, environment.play(questions, ask))
 

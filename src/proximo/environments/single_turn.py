@@ -12,4 +12,4 @@ class SingleTurn:
     """One question, one answer: each prompt is completed once per sample."""
 
     def play(self, questions: Sequence[Question], ask: Ask) -> Stream:
-        return ask([question.request for question in questions])
+        return ask.growing([question.request for question in questions])

@@ -172,9 +172,10 @@ class TrainingOptions:
     refill: Literal["new_prompts", "same_prompt"] = "new_prompts"
     """Replacement for a group that KeepMixed drops: other prompts, or the same prompt sampled again."""
     refill_rounds: int = 4
-    """Maximum sampling rounds per step; after them the step trains on the groups it has."""
+    """Maximum prompts per step, in rounds: a first one of `groups` and later ones of twice as many. After them the step
+    trains on the groups it has."""
     refill_tokens: int | None = None
-    """Token count per step after which no further sampling round starts. None: only refill_rounds limits."""
+    """Token count per step after which no dropped group is replaced any more. None: only refill_rounds limits."""
     skip_spikes: float | None = None
     """Multiple of the median gradient norm (last 64 updates) above which an update is skipped.
     None: spikes are applied, clipped as usual, and reported above 100 times the median."""

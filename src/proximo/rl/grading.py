@@ -2,14 +2,17 @@
 
 import sys
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from contextvars import copy_context
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from threading import Thread
 from time import monotonic
+from typing import Protocol
 
 from proximo.processes.failures import Failure, plain
 from proximo.rewards.grading import grading, note_failure
@@ -91,6 +94,51 @@ def _begun(task: Task, problems: Sequence[Problem], completions: Sequence[Comple
     return finish
 
 
+class StepGrader(Protocol):
+    """Grades groups that come one by one."""
+
+    def give(self, number: int, problem: Problem, completions: tuple[Completion, ...]) -> None: ...
+
+    def settled(self) -> Mapping[int, tuple[Rollout, ...]]:
+        """Wait for the grades of all groups that were given, and return them by number."""
+        ...
+
+
+@contextmanager
+def opened_grader(task: Task) -> Iterator[StepGrader]:
+    """The grader that fits a task: beside sampling where the task allows that, else when its grades are waited for."""
+    with grading():
+        if not task.while_sampling:
+            yield WaitingGrader(task)
+            return
+        with GroupGrader(task) as grader:
+            yield grader
+
+
+class WaitingGrader:
+    """Grades all groups together when their grades are waited for, in the order of their numbers."""
+
+    def __init__(self, task: Task) -> None:
+        self._task = task
+        self._given: dict[int, tuple[Problem, tuple[Completion, ...]]] = {}
+        self._rollouts: dict[int, tuple[Rollout, ...]] = {}
+
+    def give(self, number: int, problem: Problem, completions: tuple[Completion, ...]) -> None:
+        self._given[number] = problem, completions
+
+    def settled(self) -> Mapping[int, tuple[Rollout, ...]]:
+        groups, self._given = sorted(self._given.items()), {}
+        if groups:
+            done = _graded_after(
+                self._task,
+                [problem for _, (problem, _) in groups],
+                ((order, completions) for order, (_, (_, completions)) in enumerate(groups)),
+                nullcontext,
+            )
+            self._rollouts |= {number: each for (number, _), each in zip(groups, done.rollouts, strict=True)}
+        return self._rollouts
+
+
 class GroupGrader:
     """Grades groups on a separate thread, in the order given. Rewards that wait, such as judges behind a server, are
     begun in that order and wait together.
@@ -101,7 +149,10 @@ class GroupGrader:
 
     def __init__(self, task: Task, begins: Begins = nullcontext) -> None:
         self._task, self._begins = task, begins
-        self._groups: SimpleQueue[tuple[int, Problem, tuple[Completion, ...]] | None] = SimpleQueue()
+        self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._settled: SimpleQueue[None] = SimpleQueue()
+        """An entry for each time that all grades were there, and one when the thread ends."""
+        self._begun: deque[tuple[int, Problem, Waiting[tuple[Rollout, ...]]]] = deque()
         self._rollouts: dict[int, tuple[Rollout, ...]] = {}
         self._failure: BaseException | None = None
         self._left = False
@@ -118,17 +169,31 @@ class GroupGrader:
     def __exit__(self, *_: object) -> None:
         """Drop the remaining groups after an error, without waiting; the thread ends after the current one."""
         self._left = True
-        self._groups.put(None)
+        self._jobs.put(None)
 
     def give(self, number: int, problem: Problem, completions: tuple[Completion, ...]) -> None:
         """Queue a group for grading; returns at once. Raises what the task has raised so far."""
         if self._failure is not None:
             raise self._failure
-        self._groups.put((number, problem, completions))
+        self._jobs.put(partial(self._begin, number, problem, completions))
+
+    def settled(self) -> Mapping[int, tuple[Rollout, ...]]:
+        """Wait for the grades of all groups so far; more may be given. Raises what the task raised."""
+        self._jobs.put(self._settle)
+        while True:
+            try:
+                self._settled.get(timeout=REPORT_EVERY)
+            except Empty:
+                self._look()
+            else:
+                break
+        if self._failure is not None:
+            raise self._failure
+        return self._rollouts
 
     def finish(self) -> dict[int, tuple[Rollout, ...]]:
         """Wait for all queued groups. Raises what the task raised; later groups are not graded."""
-        self._groups.put(None)
+        self._jobs.put(None)
         while self._thread.is_alive():
             self._thread.join(REPORT_EVERY)
             self._look()
@@ -152,18 +217,27 @@ class GroupGrader:
             print(f"waiting for the grades of problem {problem!r} ({seconds:.0f} s)", file=sys.stderr)
 
     def _work(self) -> None:
-        begun: list[tuple[int, Problem, Waiting[tuple[Rollout, ...]]]] = []
         try:
-            while (group := self._groups.get()) is not None and not self._left:
-                number, problem, completions = group
-                self._current = problem.id, monotonic()
-                with self._begins():
-                    waiting = _begun(self._task, [problem] * len(completions), completions)
-                begun.append((number, problem, waiting))
-            for number, problem, waiting in begun:
-                if self._left:  # after an error elsewhere
-                    return
-                self._current = problem.id, monotonic()
-                self._rollouts[number] = waiting()
+            while (job := self._jobs.get()) is not None and not self._left:
+                job()
+            self._finish_begun()
         except BaseException as failure:  # raised again in the caller's thread
             self._failure = failure
+        finally:
+            self._settled.put(None)
+
+    def _begin(self, number: int, problem: Problem, completions: tuple[Completion, ...]) -> None:
+        self._current = problem.id, monotonic()
+        with self._begins():
+            waiting = _begun(self._task, [problem] * len(completions), completions)
+        self._begun.append((number, problem, waiting))
+
+    def _finish_begun(self) -> None:
+        while self._begun and not self._left:  # not after an error elsewhere
+            number, problem, waiting = self._begun.popleft()
+            self._current = problem.id, monotonic()
+            self._rollouts[number] = waiting()
+
+    def _settle(self) -> None:
+        self._finish_begun()
+        self._settled.put(None)

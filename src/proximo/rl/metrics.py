@@ -147,6 +147,7 @@ def rollout_metrics(
         **source_metrics(groups),
         **turn_metrics(rollouts, has_tools=has_tools),
         **({"passed_over": len(collected.passed_over)} if collected.cursor.rates or collected.passed_over else {}),
+        **({"unneeded_prompts": collected.unneeded} if collected.unneeded else {}),
         **selection_metrics(collected),
     }
 

@@ -3,12 +3,14 @@
 `Synchronous` samples a step in rounds and then waits for its updates; `OneStepAhead` samples later steps while one is
 trained; `InFlight` samples all the time, also while weights change. The loop asks none of them which it is.
 
-Dynamic sampling draws more until the step is full or its rounds are spent: it can neither hang nor end
-the run. Groups kept beyond what the step needs are carried over to the next one.
+Dynamic sampling draws more until the step is full or its rounds are spent: it can neither hang nor end the run. New
+prompts are asked for while others are sampled (`OpenRound`). The same prompts again have to wait for a round's grades
+(`Rounds`); groups kept beyond what the step needs are then carried over to the next one.
 """
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Lock
@@ -17,13 +19,15 @@ from typing import Protocol, TypeVar
 import torch
 
 from proximo.environments.kinds import Ask, Interaction, Question, SingleTurn, play
+from proximo.environments.protocol import LaterQuestions
 from proximo.learner.guard import Notice
 from proximo.losses.pieces.filters import Keep, drops
 from proximo.losses.pieces.protocols import KeepTraits
 from proximo.models import problem_tokens
 from proximo.models.model_types import PreTrainedTokenizerBase
+from proximo.rl.asking import OpenRound
 from proximo.rl.config import TrainingOptions
-from proximo.rl.grading import graded
+from proximo.rl.grading import StepGrader, graded, opened_grader
 from proximo.runs.checkpointer import OlderWeights
 from proximo.runs.records import Collected, DataCursor, Pending, num_tokens
 from proximo.samplers.sampler import SampledPolicy, Sampler, SamplingOptions, Stream, WeightHistory
@@ -152,7 +156,13 @@ class Collector:
 
     def collect(self, cursor: DataCursor, *, step: int, version: int) -> Collected:
         """Fill a step with groups to train on."""
-        return collect(Rounds(self, cursor, step=step, version=version), self)
+        return collect(self.begun(cursor, step=step, version=version), self)
+
+    def begun(self, cursor: DataCursor, *, step: int, version: int) -> Delivers:
+        """A step that begins at this place of the data. The same prompts again have to wait for their grades; where no
+        group is replaced there is one round."""
+        asks = self.refills and self.training.refill == "new_prompts"
+        return (OpenRound if asks else Rounds)(self, cursor, step=step, version=version)
 
     def drops(self, group: Group) -> bool:
         return is_dropped(self.keep, group)
@@ -192,32 +202,54 @@ class Collector:
         # A prompt that is sampled again in a later round of the same step must not use the same random numbers.
         seed = self.seed + 1_000_003 * round_number
         with phase("prompts"):
-            prompts, stream = self._asked(drawn, seed=seed, step=step, version=version)
+            questions = self.questions(drawn)
+            stream = self._played(questions, seed=seed, step=step, version=version)
         done = graded(self.task, [problem for _, problem in drawn], stream)
         groups = [
-            Group(problem, tokens, rollouts, ordinal=index)
-            for (index, problem), tokens, rollouts in zip(drawn, prompts, done.rollouts, strict=True)
+            Group(problem, question.request.prompt_tokens, rollouts, ordinal=index)
+            for (index, problem), question, rollouts in zip(drawn, questions, done.rollouts, strict=True)
         ]
         return groups, done.seconds
 
     def group(self, ordinal: int, problem: Problem, *, step: int, version: int, grading: Lock) -> Group:
         """One group by itself; others may be sampled and graded at the same time, and begin to be graded in turn."""
-        [tokens], stream = self._asked([(ordinal, problem)], seed=self.seed, step=step, version=version)
+        [question] = questions = self.questions([(ordinal, problem)])
+        stream = self._played(questions, seed=self.seed, step=step, version=version)
         [rollouts] = graded(self.task, [problem], stream, lambda: grading).rollouts
-        return Group(problem, tokens, rollouts, ordinal=ordinal)
+        return Group(problem, question.request.prompt_tokens, rollouts, ordinal=ordinal)
 
-    def _asked(
-        self, drawn: Sequence[tuple[int, Problem]], *, seed: int, step: int, version: int
-    ) -> tuple[list[tuple[int, ...]], Stream]:
-        """Prompts of problems as tokens, and the completions that the environment returns."""
-        prompts = [problem_tokens(self.tokenizer, problem) for _, problem in drawn]
-        questions = [
-            Question(problem, Request(key=index, prompt_tokens=tokens, num_samples=self.training.group_size))
-            for (index, problem), tokens in zip(drawn, prompts, strict=True)
+    def questions(self, drawn: Sequence[tuple[int, Problem]]) -> list[Question]:
+        """Questions to the environment, one for each problem."""
+        return [
+            Question(problem, Request(index, problem_tokens(self.tokenizer, problem), self.training.group_size))
+            for index, problem in drawn
         ]
+
+    def played(self, questions: Sequence[Question], later: LaterQuestions, *, step: int, version: int) -> Stream:
+        """Completions of questions, and of those that come later, as they end."""
+        return self._played(questions, seed=self.seed, step=step, version=version, later=later)
+
+    def grader(self) -> AbstractContextManager[StepGrader]:
+        return opened_grader(self.task)
+
+    @property
+    def grades_along(self) -> bool:
+        """True if groups may be graded while others are sampled."""
+        return self.task.while_sampling
+
+    def _played(
+        self,
+        questions: Sequence[Question],
+        *,
+        seed: int,
+        step: int,
+        version: int,
+        later: LaterQuestions | None = None,
+    ) -> Stream:
+        """The completions that the environment returns."""
         sampling = self.sampling if self.sampling_at is None else self.sampling_at(step)
-        ask = Ask(self.sampler, self.tokenizer, sampling, seed=seed, step=step, version=version)
-        return prompts, play(self.environment, questions, ask)
+        ask = Ask(self.sampler, self.tokenizer, sampling, seed=seed, step=step, version=version, later=later)
+        return play(self.environment, questions, ask)
 
 
 class Rounds:
@@ -299,17 +331,17 @@ class Synchronous(Rollouts):
 
     def begin_step(self, policy: SampledPolicy, version: int, cursor: DataCursor, step: int) -> int:
         version = self.collector.sampler.refresh(policy, version)
-        self._rounds = Rounds(self.collector, cursor, step=step, version=version)
+        self._now = self.collector.begun(cursor, step=step, version=version)
         return version
 
     def groups(self) -> Iterator[Group]:
-        return self._rounds.groups()
+        return self._now.groups()
 
     def drop(self, group: Group, *, refill: bool) -> None:
-        self._rounds.drop(group, refill=refill)
+        self._now.drop(group, refill=refill)
 
     def collected(self) -> Collected:
-        return self._rounds.collected()
+        return self._now.collected()
 
     def evaluate(self, sampler: Sampler, policy: SampledPolicy, version: int, work: Callable[[int], Result]) -> Result:
         return work(sampler.refresh(policy, version))

@@ -45,8 +45,12 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
         "completions": "number of completions sampled",
         "unscored": "number of completions without a reward because a grader failed",
         "groups": "number of groups that are trained on",
-        "rounds": "number of sampling rounds; more than 1 if dropped groups were replaced",
-        "carried_groups": "number of groups carried over to the next step",
+        "rounds": "number of sampling rounds, the first of as many prompts as the step has groups and the others of "
+        "twice as many; more than 1 if dropped groups were replaced",
+        "carried_groups": "number of groups carried over to the next step, as dynamic sampling does with "
+        '`training.refill = "same_prompt"`',
+        "unneeded_prompts": "number of prompts that dynamic sampling asked for and did not need: the next step begins "
+        "with them; absent where there is none",
         "turns": "mean number of replies per episode, of a run with an environment or tools",
         "failed_episodes": "share of the episodes that an environment or a process that failed has ended",
         "repeated_turns": "share of the replies after the first that say the same as the one before",

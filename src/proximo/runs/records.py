@@ -22,6 +22,8 @@ class DataCursor:
     carried: tuple[Group, ...] = ()
     rates: Mapping[str, float] = field(default_factory=dict)
     """Running pass rates by problem id, for a curriculum; empty without one."""
+    kept_share: float = 1.0
+    """Share of groups that dynamic sampling kept lately: how many prompts a step asks for at first follows from it."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,8 @@ class Collected:
     """Draws that younger ones have passed, and that are trained in a later step."""
     expired: tuple[tuple[int, Problem], ...] = ()
     """Draws that took too long, and were given up."""
+    unneeded: int = 0
+    """Number of prompts that were asked for and not needed; the next step begins with them, and samples them anew."""
     grading_seconds: float = field(default=0.0, compare=False)
     """Seconds waited for grades after sampling; 0 if the grader keeps up with the sampler."""
 

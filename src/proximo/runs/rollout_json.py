@@ -117,6 +117,8 @@ def plain_collected(collected: Collected, routes: dict[str, Tensor], prefix: str
     } | {
         "next_problem": collected.cursor.next_problem,
         "rates": dict(collected.cursor.rates),
+        "kept_share": collected.cursor.kept_share,
+        "unneeded": collected.unneeded,
         "passed_over": [[ordinal, problem.id] for ordinal, problem in collected.passed_over],
         "rounds": collected.rounds,
         "sampled_tokens": collected.sampled_tokens,
@@ -134,7 +136,8 @@ def read_collected(
     return Collected(
         groups=groups,
         dropped=dropped,
-        cursor=DataCursor(values["next_problem"], carried, values["rates"]),
+        cursor=DataCursor(values["next_problem"], carried, values["rates"], values.get("kept_share", 1.0)),
+        unneeded=values.get("unneeded", 0),
         passed_over=tuple((ordinal, lookup(ordinal, "train", known)) for ordinal, known in values["passed_over"]),
         rounds=values["rounds"],
         sampled_tokens=values["sampled_tokens"],

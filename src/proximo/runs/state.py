@@ -31,6 +31,7 @@ from proximo.runs.rollout_json import (
 from proximo.system.opening import as_written, read_json, write_new
 from proximo.system.safe_text import quoted
 from proximo.tasks import Task
+from proximo.types import Group
 
 FORMAT = 2
 """Format of a checkpoint's state. 1 numbered its tensors, and is still read."""
@@ -132,6 +133,7 @@ def write_run_state(folder: Path, state: RunState) -> None:
         "next_problem": state.cursor.next_problem,
         "carried": [plain_group(each, routes) for each in state.cursor.carried],
         "rates": dict(state.cursor.rates),
+        "kept_share": state.cursor.kept_share,
         "generated": state.generated,
         "evaluated": state.evaluated,
         "best": state.best and {"step": state.best.step, "value": state.best.value},
@@ -166,6 +168,11 @@ def read_run_state(folder: Path, task: Task, seed: int) -> RunState:
         return _run_state(folder, values, task, seed)
 
 
+def _cursor(values: Mapping[str, Any], carried: tuple[Group, ...]) -> DataCursor:
+    """The place in the data; earlier versions had no rates and no share."""
+    return DataCursor(values["next_problem"], carried, values.get("rates", {}), values.get("kept_share", 1.0))
+
+
 def _run_state(folder: Path, values: Mapping[str, Any], task: Task, seed: int) -> RunState:
     lookup = ProblemLookup(task, seed)
     routes = read_tensors(folder / "carried.safetensors")
@@ -174,7 +181,7 @@ def _run_state(folder: Path, values: Mapping[str, Any], task: Task, seed: int) -
         step=values["step"],
         before=Evaluation(**values["before"]),
         answers=read_answers(values["answers"], task, seed),
-        cursor=DataCursor(values["next_problem"], groups, values.get("rates", {})),  # earlier versions had none
+        cursor=_cursor(values, groups),
         pending=Pending(_read_ahead(folder, lookup), _read_active(folder, lookup)),
         generated=values["generated"],
         evaluated=values["evaluated"],

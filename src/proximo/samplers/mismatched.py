@@ -17,7 +17,17 @@ from proximo.models.model_types import PreTrainedTokenizerBase
 from proximo.models.routing import needed_routers
 from proximo.samplers.embedded import local_sampler
 from proximo.samplers.rng import signed
-from proximo.samplers.sampler import RunSamplers, SampledPolicy, SamplingOptions, Snapshot, Stream, gathered
+from proximo.samplers.sampler import (
+    More,
+    RunSamplers,
+    SampledPolicy,
+    SamplingOptions,
+    Snapshot,
+    Stream,
+    gathered,
+    streamed,
+    takes_more,
+)
 from proximo.types import Completion, Request
 
 
@@ -113,12 +123,24 @@ class MismatchedSampler:
             self._snapshots.clear()
             self._snapshots.extend(kept)
 
+    @property
+    def takes_more(self) -> bool:
+        return takes_more(self._sampler)
+
     def stream(
-        self, requests: Sequence[Request], options: SamplingOptions, *, seed: int, step: int, version: int = 0
+        self,
+        requests: Sequence[Request],
+        options: SamplingOptions,
+        *,
+        seed: int,
+        step: int,
+        version: int = 0,
+        more: More | None = None,
     ) -> Stream:
         """One at a time: streams share the copy, and each loads its own weights into it."""
         self._load(seed, step)
-        yield from self._sampler.stream(requests, options, seed=seed, step=step, version=self.version)
+        version = self.version
+        yield from streamed(self._sampler, requests, options, seed=seed, step=step, version=version, more=more)
 
     def sample(
         self, requests: Sequence[Request], options: SamplingOptions, *, seed: int, step: int, version: int = 0

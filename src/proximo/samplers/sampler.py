@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeGuard, runtime_checkable
 
 from torch import Tensor
 
@@ -14,6 +14,8 @@ from proximo.system.timeline import Interval
 from proximo.types import Completion, Request
 
 __all__ = [
+    "GrowingSampler",
+    "More",
     "RunSamplers",
     "SampledPolicy",
     "Sampler",
@@ -25,6 +27,8 @@ __all__ = [
     "WeightHistory",
     "build_samplers",
     "gathered",
+    "streamed",
+    "takes_more",
 ]
 
 Stream = Iterator[tuple[int, tuple[Completion, ...]]]
@@ -117,6 +121,53 @@ class Sampler(Protocol):
         for the first training step, −1 for evaluations. `version` is what `refresh` returned; completions carry it.
         """
         ...
+
+
+More = Callable[[], Sequence[Request]]
+"""Requests that came since the last call; they are numbered on behind those before them."""
+
+
+class GrowingSampler(Sampler, Protocol):
+    """A sampler that takes requests while it samples: `takes_more` is True."""
+
+    @property
+    def takes_more(self) -> bool: ...
+
+    def stream(
+        self,
+        requests: Sequence[Request],
+        options: SamplingOptions,
+        *,
+        seed: int,
+        step: int,
+        version: int = 0,
+        more: More = tuple,
+    ) -> Stream:
+        """The same as every sampler's. `more` is called between two of the completions that are yielded, and once
+        before the stream ends."""
+        ...
+
+
+def takes_more(sampler: Sampler) -> TypeGuard[GrowingSampler]:
+    """Tell whether a sampler takes requests while it samples; others are called again."""
+    return bool(getattr(sampler, "takes_more", False))
+
+
+def streamed(
+    sampler: Sampler,
+    requests: Sequence[Request],
+    options: SamplingOptions,
+    *,
+    seed: int,
+    step: int,
+    version: int,
+    more: More | None,
+) -> Stream:
+    """The stream of a sampler, with requests that come meanwhile if there may be some."""
+    if more is None:
+        return sampler.stream(requests, options, seed=seed, step=step, version=version)
+    assert takes_more(sampler), "others are called again"
+    return sampler.stream(requests, options, seed=seed, step=step, version=version, more=more)
 
 
 @dataclass(frozen=True)

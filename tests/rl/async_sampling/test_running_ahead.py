@@ -110,8 +110,9 @@ def test_the_bytes_are_those_of_a_sampler_that_lags(name: str, tmp_path: Path):
     assert_equals_lag(*CASES[name], tmp_path)
     [event] = [row for row in Rows(tmp_path / "ahead/events.jsonl") if row["kind"] == "stale"]
     assert f"ahead.staleness is {CASES[name][1]} and the algorithm has no correction" in event["message"]
-    if "dapo" in name:  # there is something to carry over and to drop
-        assert {"carried", "filtered"} <= {row["state"] for row in Rows(tmp_path / "ahead/ledger.jsonl")}
+    if "dapo" in name:  # there is something to drop, and something that was asked for in vain
+        assert {"trained", "filtered"} <= {row["state"] for row in Rows(tmp_path / "ahead/ledger.jsonl")}
+        assert any(row.get("unneeded_prompts") for row in Rows(tmp_path / "ahead/metrics.jsonl"))
 
 
 @pytest.mark.scale

@@ -225,6 +225,17 @@ def test_a_run_ends_where_all_engines_die_and_says_why(kit):
         kit.sample()
 
 
+def test_requests_that_come_later_wait_behind_the_others(kit):
+    kit.fleet.refresh(kit.policy, 0)
+    later = [kit.requests()[1:2], kit.requests()[2:]]
+    stream = kit.fleet.stream(
+        kit.requests()[:1], OPTIONS, seed=1, step=2, version=0, more=lambda: later.pop(0) if later else ()
+    )
+    parts = list(stream)
+    assert [number for number, _ in parts] == [0, 1, 2]
+    assert dict(parts) == kit.sample()
+
+
 def test_a_stream_that_is_left_early_leaves_no_request_behind(kit):
     kit.fleet.refresh(kit.policy, 0)
     whole = kit.sample()

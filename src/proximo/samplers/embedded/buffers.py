@@ -15,7 +15,7 @@ from torch import Tensor
 from proximo.models import free_bytes
 from proximo.models.model_types import PreTrainedModel
 from proximo.samplers.embedded.attention import PAGE, pages_for
-from proximo.samplers.embedded.cache import KeyShape, SlotCache, key_shape
+from proximo.samplers.embedded.cache import KeyShape, SlotCache, aligned, key_shape
 from proximo.samplers.embedded.cuda_graphs import CapturedSteps
 from proximo.samplers.embedded.paged import MAX_LANES, PagedCache
 from proximo.samplers.embedded.row_state import DecodeTable, empty_table
@@ -67,6 +67,13 @@ def plan_of(prompts: int, rows: int, max_prompt_tokens: int, max_tokens: int, sl
     return BufferPlan(slots, held, max_prompt_tokens, max_tokens, siblings)
 
 
+def roomy(plan: BufferPlan, slots: int) -> BufferPlan:
+    """The plan with all slots, and room for prompts that are somewhat longer, for requests that come later."""
+    prompt = aligned(plan.max_prompt_tokens * 5 // 4)
+    prompts = -(-2 * slots // plan.siblings)
+    return plan.joined(plan_of(prompts, prompts * plan.siblings, prompt, plan.max_tokens, slots))
+
+
 @dataclass(frozen=True)
 class DecodeBuffers:
     plan: BufferPlan
@@ -100,13 +107,19 @@ class BufferPool:
             room.table.begin(seed, step)
             room.cache.clear()
         self._lent = self._lent or keeps
+        learns = keeps
         try:
             yield room
+        except GeneratorExit:  # the caller has enough: what was needed is known all the same
+            raise
+        except BaseException:
+            learns = False
+            raise
         finally:
             if keeps:
                 self._lent = False
-        if keeps:
-            self._learn(room.cache)
+            if learns:
+                self._learn(room.cache)
 
     @property
     def pages(self) -> int:

@@ -78,6 +78,11 @@ class Decoding:
 
     # Rows that enter
 
+    def add(self, partials: Sequence[PartialCompletion]) -> None:
+        """Let more rows wait, behind those that do."""
+        self._waiting.extend(partials)
+        self._waiting_for.update(partial.prompt for partial in partials)
+
     @phased("admission")
     def _put_back(self) -> None:
         """Paused rows first: they have waited longest and keep their prompts in memory."""

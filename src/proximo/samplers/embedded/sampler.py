@@ -5,8 +5,8 @@ slot. On a GPU the steps are replayed as graphs, tokens are drawn and ends are f
 steps.
 """
 
-from collections import Counter
-from collections.abc import Sequence
+from collections import Counter, deque
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -16,12 +16,12 @@ from proximo.models.packing.attention import uses_our_attention
 from proximo.models.routing import needed_routers
 from proximo.models.sampled import evaluating
 from proximo.models.stop_tokens import end_tokens
-from proximo.samplers.embedded.buffers import BufferPool, plan_for
+from proximo.samplers.embedded.buffers import BufferPool, plan_for, roomy
 from proximo.samplers.embedded.cuda_graphs import compiled_states
 from proximo.samplers.embedded.decoding import Decoding
-from proximo.samplers.partial import Listener, TokenWriter, partials_of
+from proximo.samplers.partial import Listener, PartialCompletion, TokenWriter, partials_of
 from proximo.samplers.plain import PlainSampler
-from proximo.samplers.sampler import RunSamplers, SampledPolicy, SamplingOptions, Stream, gathered
+from proximo.samplers.sampler import More, RunSamplers, SampledPolicy, SamplingOptions, Stream, gathered
 from proximo.system.phases import phase
 from proximo.types import Completion, Request
 
@@ -63,6 +63,8 @@ class EmbeddedSampler:
         sampler = EmbeddedSampler(model, tokenizer)
         [completions] = sampler.sample([Request(0, (17, 12), 8)], SamplingOptions(max_tokens=64), seed=0, step=0)
     """
+
+    takes_more: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -123,27 +125,68 @@ class EmbeddedSampler:
         step: int,
         version: int = 0,
         listener: Listener | None = None,
+        more: More | None = None,
     ) -> Stream:
+        """Yield requests as they end. Rows of requests that come meanwhile, from `more`, wait behind the others."""
+        asked, writer = Asked(), TokenWriter(self._tokenizer, self._ends, options, seed, step, listener)
+        self._add(asked, requests, options)
+        compiled = compiled_states(self._model)  # first: weights may move, and kept buffers are for where they lie
+        while asked.waiting:
+            plan = plan_for(asked.prompts(), options.max_tokens, self._slots)
+            with self._buffers.borrow(plan if more is None else roomy(plan, self._slots), seed, step) as buffers:
+                room, rows = buffers.plan.max_prompt_tokens, asked.take(buffers.plan.max_prompt_tokens)
+                decoding = Decoding(self._model, writer, rows, buffers, self._record_routes, compiled)
+                while not decoding.done:
+                    # The caller may use the model between two groups, so it must not find it in our mode.
+                    with evaluating(self._model):
+                        ended = decoding.until_some_end()
+                    for number in asked.whole(ended):
+                        with phase("completions to text"):
+                            completions = tuple(writer.completion(each, version) for each in asked.partials[number])
+                        yield number, completions
+                    if more is not None:
+                        self._add(asked, more(), options)
+                        decoding.add(asked.take(room))
+
+    def _add(self, asked: "Asked", requests: Sequence[Request], options: SamplingOptions) -> None:
         partials = partials_of(requests)
         check_requests(self._model, requests, options.max_tokens)
-        writer = TokenWriter(self._tokenizer, self._ends, options, seed, step, listener)
-        unfinished = {id(partial): number for number, siblings in enumerate(partials) for partial in siblings}
-        left = Counter(unfinished.values())
-        rows = [partial for siblings in partials for partial in siblings]
-        if not rows:
-            return
-        plan = plan_for(Counter(partial.prompt for partial in rows), options.max_tokens, self._slots)
-        compiled = compiled_states(self._model)  # first: weights may move, and kept buffers are for where they lie
-        with self._buffers.borrow(plan, seed, step) as buffers:
-            decoding = Decoding(self._model, writer, rows, buffers, self._record_routes, compiled)
-            while not decoding.done:
-                # The caller may use the model between two groups, so it must not find it in our mode.
-                with evaluating(self._model):
-                    ended = decoding.until_some_end()
-                for partial in ended:
-                    number = unfinished[id(partial)]
-                    left[number] -= 1
-                    if not left[number]:
-                        with phase("completions to text"):
-                            completions = tuple(writer.completion(each, version) for each in partials[number])
-                        yield number, completions
+        asked.add(partials)
+
+
+class Asked:
+    """The samples of a call's requests: those that wait for room, and those of each request that have not ended."""
+
+    def __init__(self) -> None:
+        self.partials: list[list[PartialCompletion]] = []
+        self.waiting: deque[list[PartialCompletion]] = deque()
+        """Requests that no decoding has taken yet."""
+        self._numbers: dict[int, int] = {}
+        """Number of the request of each partial, by its identity."""
+        self._left: Counter[int] = Counter()
+
+    def add(self, partials: Sequence[list[PartialCompletion]]) -> None:
+        for number, siblings in enumerate(partials, start=len(self.partials)):
+            self._numbers |= {id(partial): number for partial in siblings}
+            self._left[number] = len(siblings)
+        self.partials += partials
+        self.waiting.extend(partials)
+
+    def prompts(self) -> Counter[tuple[int, ...]]:
+        """Number of waiting samples of each prompt."""
+        return Counter(partial.prompt for siblings in self.waiting for partial in siblings)
+
+    def take(self, room: int) -> list[PartialCompletion]:
+        """Samples that wait, in turn, up to a prompt that is longer than there is room for."""
+        rows: list[PartialCompletion] = []
+        while self.waiting and len(self.waiting[0][0].prompt) <= room:
+            rows += self.waiting.popleft()
+        return rows
+
+    def whole(self, ended: Iterable[PartialCompletion]) -> Iterable[int]:
+        """Numbers of the requests whose last sample is among those that have ended."""
+        for partial in ended:
+            number = self._numbers[id(partial)]
+            self._left[number] -= 1
+            if not self._left[number]:
+                yield number

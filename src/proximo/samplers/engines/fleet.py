@@ -6,6 +6,7 @@ import weakref
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import replace
+from typing import ClassVar
 
 from proximo.models.context_length import check_requests
 from proximo.models.model_types import PreTrainedModel, PreTrainedTokenizerBase
@@ -16,7 +17,7 @@ from proximo.samplers.engines.probe import Gap, LogprobProbe
 from proximo.samplers.engines.sync import WeightSync, in_parallel
 from proximo.samplers.in_progress import BegunRequests
 from proximo.samplers.partial import PartialCompletion, TokenWriter, partials_of
-from proximo.samplers.sampler import SampledPolicy, SamplerEvent, SamplingOptions, Stream
+from proximo.samplers.sampler import More, SampledPolicy, SamplerEvent, SamplingOptions, Stream
 from proximo.system.phases import phase
 from proximo.system.scratch import Scratch
 from proximo.system.timeline import Interval
@@ -36,6 +37,8 @@ class FleetSampler:
     continue behind the tokens that they have when the engines have passed the probe. Keys and values are then computed
     anew, so that no token depends on those of older weights.
     """
+
+    takes_more: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -140,27 +143,37 @@ class FleetSampler:
     # Requests
 
     def stream(
-        self, requests: Sequence[Request], options: SamplingOptions, *, seed: int, step: int, version: int = 0
+        self,
+        requests: Sequence[Request],
+        options: SamplingOptions,
+        *,
+        seed: int,
+        step: int,
+        version: int = 0,
+        more: More = tuple,
     ) -> Stream:
-        """Sample in the order of the requests."""
-        partials = partials_of(requests)
-        check_requests(self._model, requests, options.max_tokens)
+        """Sample in the order of the requests; those that come meanwhile wait behind the others."""
         writer, dropped = TokenWriter(self._tokenizer, self._ends, options, seed, step), threading.Event()
 
         def submitted(partial: PartialCompletion, key: int) -> "Future[Completion]":
             return self._pool.submit(self._completed, partial, writer, version, dropped, key)
 
-        keys = [(step, request.key) for request in requests]
-        self._streams.update(dict.fromkeys(keys, dropped))
-        tasks = [
-            [submitted(each, request.key) for each in siblings]
-            for request, siblings in zip(requests, partials, strict=True)
-        ]
+        def begin(requests: Sequence[Request]) -> None:
+            partials = partials_of(requests)
+            check_requests(self._model, requests, options.max_tokens)
+            self._streams.update(dict.fromkeys([(step, request.key) for request in requests], dropped))
+            keys.extend((step, request.key) for request in requests)
+            for request, siblings in zip(requests, partials, strict=True):
+                tasks.append([submitted(each, request.key) for each in siblings])
+
+        keys, tasks = list[tuple[int, int]](), list[list[Future[Completion]]]()
+        begin(requests)
         try:
-            for number, siblings in enumerate(tasks):
+            for number, siblings in enumerate(tasks):  # which may grow
                 with phase("waiting for engines"):
                     self._wait(siblings, self.roster.ready)
                 yield number, tuple(each.result() for each in siblings)
+                begin(more())
         finally:
             for key in keys:
                 self._streams.pop(key, None)
