@@ -23,6 +23,7 @@ from proximo.supervised.reward_model import RewardModelConfig, train_reward_mode
 from proximo.supervised.schedule import FitOptions
 from proximo.supervised.sft import SftConfig, sft
 from proximo.supervised.stage_model import HoldsStages
+from tests.supervised.test_encoding import chatml
 
 FIT = FitOptions(batch=5, learning_rate=1e-3, epochs=2.0, token_budget=40, save_every=1, warmup_steps=0)
 """Batches that are dealt unevenly, and several micro-batches in each."""
@@ -39,18 +40,34 @@ def configs(folder: Path) -> dict[str, StageConfig]:
         {"prompt": f"{7 * number}+1=", "chosen": str(7 * number + 1), "rejected": "9" * (1 + number % 4)}
         for number in range(16)
     ]
+    chats = [{"messages": _turns(number)} for number in range(16)]
     folder.mkdir(parents=True, exist_ok=True)
-    for name, rows in (("examples", examples), ("rankings", rankings)):
+    for name, rows in (("examples", examples), ("rankings", rankings), ("chats", chats)):
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     model, data = str(folder / "model"), DataFile(str(folder / "rankings.jsonl"), held_out=0.3)
     tiny_model(hidden=16, layers=2, heads=2, kv_heads=1, intermediate=24).save_pretrained(model)
     tiny_tokenizer().save_pretrained(model)
+    speaker, tokenizer = tiny_model(hidden=16, layers=2, heads=2, kv_heads=1, intermediate=24), chatml()
+    with torch.random.fork_rng():
+        torch.manual_seed(0)  # of the new embeddings
+        speaker.resize_token_embeddings(len(tokenizer), mean_resizing=False)
+    for each in (speaker, tokenizer):
+        each.save_pretrained(folder / "speaker")
     return {
         "sft": SftConfig(DataFile(str(folder / "examples.jsonl"), held_out=0.3), model, fit=FIT),
         "dpo": DpoConfig(data, model, fit=FIT),
         "lora": DpoConfig(data, model, adapter=Lora(rank=4), fit=FIT),
         "reward": RewardModelConfig(data, model, fit=FIT),
+        "chats": SftConfig(DataFile(str(folder / "chats.jsonl"), held_out=0.3), str(folder / "speaker"), fit=FIT),
     }
+
+
+def _turns(number: int) -> list[dict[str, str]]:
+    """A conversation of one to four replies: one row, of which only the replies are trained."""
+    sums = [(f"{number}+{turn}?", str((number + turn) * 10 ** (turn % 3))) for turn in range(1 + number % 4)]
+    return [
+        {"role": role, "content": text} for pair in sums for role, text in zip(("user", "assistant"), pair, strict=True)
+    ]
 
 
 def run(config: StageConfig, folder: Path, ranks: HoldsStages | None = None, *, halt: str | None = None) -> None:

@@ -12,13 +12,13 @@ from proximo.distributed.stages import dealt, smallest, with_idle
 from proximo.learner.ranks import Ranks
 from proximo.supervised.encoding import Encoded
 from proximo.supervised.schedule import FitOptions
-from proximo.supervised.sft import SftConfig
+from proximo.supervised.sft import SftConfig, sft_overview
 from tests.distributed import stage_cases
 from tests.distributed.groups import start_group
 from tests.rows import metrics_of
 
 NORM, WEIGHTS = 1e-5, 5e-6
-NAMES = ("sft", "dpo", "lora", "reward")
+NAMES = ("sft", "chats", "dpo", "lora", "reward")
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +35,7 @@ def weights(folder: Path) -> torch.Tensor:
 
 @pytest.mark.slow("trains and resumes runs")
 @pytest.mark.usefixtures("ordinary_precision")
-@pytest.mark.parametrize("name", [*NAMES[:1], *(pytest.param(each, marks=pytest.mark.scale) for each in NAMES[1:])])
+@pytest.mark.parametrize("name", [*NAMES[:2], *(pytest.param(each, marks=pytest.mark.scale) for each in NAMES[2:])])
 def test_one_rank_equals_none_and_resumes_exactly(mesh, tmp_path, name):
     config = stage_cases.configs(tmp_path)[name]
     stage_cases.run(config, tmp_path / "plain")
@@ -68,6 +68,16 @@ def test_two_ranks_agree_with_one_process_and_resume(two_ranks, tmp_path, name):
         assert norms[0] == pytest.approx(norms[1], rel=NORM)
         theirs = weights(tmp_path / "plain")
         assert float((weights(found / ours) - theirs).norm() / theirs.norm()) < WEIGHTS
+
+
+def test_a_conversation_is_one_row_of_which_its_replies_are_trained(tmp_path):
+    config = stage_cases.configs(tmp_path)["chats"]
+    assert isinstance(config, SftConfig)
+    rows = sft_overview(config).data.train
+    assert {len(row.completions) for row in rows} == {1}
+    assert len({row.learned for row in rows}) > 4
+    assert sum(row.trained is not None for row in rows) > 4
+    assert all(row.trained is None or row.learned < len(row.completions[0]) for row in rows)
 
 
 def test_items_are_dealt_whole_and_every_rank_makes_equally_many_passes():

@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -149,7 +150,7 @@ LOGGED = {"user/length": 8 / 3, "user/odd_name_": 5 / 3, "user/step": 2.0}  # of
 
 def graded_by(reward: GivenFunction | PythonFunction) -> list[Group]:
     problems = [ASKED[0], ASKED[1]]
-    task = Asking(File("none.jsonl", reward=reward))
+    task: Any = Asking(File("none.jsonl", reward=reward))
     rollouts = graded(task, problems, iter([(0, tuple(ANSWERS[:1])), (1, tuple(ANSWERS[1:]))])).rollouts
     return [Group(problem, (1,), each) for problem, each in zip(problems, rollouts, strict=True)]
 

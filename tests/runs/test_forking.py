@@ -11,6 +11,7 @@ import pytest
 
 import proximo
 from proximo.algorithms import GSPO, PPO, Algorithm
+from proximo.api.forking import refuse_scheduled
 from proximo.cli import main
 from proximo.config import toml
 from proximo.insight.folder import RunFolder
@@ -19,6 +20,7 @@ from proximo.insight.page.overview import Runs
 from proximo.learner.named_tensors import read_tensors
 from proximo.rl.config import RunConfig
 from proximo.rl.run import Run
+from proximo.rl.schedules import constant, linear, with_schedules
 from proximo.rl.train import train
 from proximo.runs.checkpoints import CHECKPOINTS
 from proximo.runs.forking import changes, checkpoint_at, fork, parent_of
@@ -42,6 +44,19 @@ def continued(parent: Path, folder: Path, step: int, settings: RunConfig, **opti
     with open_session(folder, text, allowed=changes(folder, text)) as attempt:
         train(Run(settings, folder, Quiet()), attempt)
     return folder
+
+
+def test_a_new_value_of_what_follows_a_schedule_is_refused(tmp_path):
+    """The schedule stays, so that the value would have no effect; another schedule, or another field, is a change."""
+    began = replace(RunConfig(), steps=4, schedules=with_schedules({"sampling.temperature": linear(1.0, 0.6)}, None, 4))
+    (tmp_path / "config.toml").write_text(toml.dumps(began))
+    cooler = replace(began, sampling=replace(began.sampling, temperature=0.9))
+    line = "sampling.temperature was 1.0, now 0.9, but it follows a schedule, .* sampling.temperature=constant:0.9$"
+    with pytest.raises(ValueError, match=line):
+        refuse_scheduled(tmp_path, cooler)
+    others = with_schedules({"sampling.temperature": constant(0.9)}, None, 4)
+    for allowed in (began, replace(began, seed=3), replace(cooler, schedules=others), replace(cooler, schedules=None)):
+        refuse_scheduled(tmp_path, allowed)
 
 
 @pytest.mark.slow("trains and forks runs")

@@ -57,6 +57,7 @@ from proximo.samplers.mismatched import Mismatched
 from proximo.samplers.sampler import SamplingOptions
 from proximo.supervised.dpo import DpoConfig, dpo
 from proximo.supervised.fitting import FitOptions
+from proximo.supervised.kept_checkpoints import KeptCheckpoints
 from proximo.supervised.reward_model import RewardModelConfig, train_reward_model
 from proximo.supervised.sft import SftConfig, sft
 from proximo.supervised.snapshots import POINTS
@@ -1195,6 +1196,41 @@ def test_a_stage_goes_on_with_the_same_bits(name, data, tmp_path):
     assert [each["from"] for each in attempts] == [None, "step-000002", "step-000005"]
     assert stage(settings, folder, lambda line: None) == fitted  # finished: said again
     assert len(json.loads((folder / "run.json").read_text())["attempts"]) == 3
+
+
+@pytest.mark.slow("kills stages")
+@pytest.mark.parametrize("name", ["sft", "dpo", "reward-model"])
+def test_kills_of_a_stage_change_neither_its_result_nor_the_checkpoints_it_keeps(name, data, tmp_path):
+    """Resume points, kept checkpoints and the best weights are each written at times of their own."""
+    _, make = STAGES[name]
+    fit = replace(FIT, steps=40, save_every=3, evaluate_every=4)
+    settings = replace(make(data), fit=fit, checkpoints=KeptCheckpoints(every=5, keep=2))
+    file, chance = tmp_path / "stage.toml", random.Random(3)
+    file.write_text(toml.dumps(settings))
+
+    def command(folder: str) -> Command:
+        return Command(name, str(file), "--run", str(tmp_path / folder), stderr=tmp_path / f"{folder}.log")
+
+    whole = command("whole")
+    for step in (8, 24):
+        process = command("killed")
+        next(line for line in process.lines() if f"held-out after step {step}:" in line)
+        time.sleep(chance.random() * 0.03)
+        process.kill()
+        assert process.wait() == -signal.SIGKILL
+    assert (command("killed").wait(), whole.wait()) == (0, 0)
+    killed, wanted = (kept_numbers(tmp_path / folder) for folder in ("killed", "whole"))
+    assert [each for each in wanted if each.startswith("checkpoints/")]
+    assert_same(killed, wanted)
+    assert not (tmp_path / "killed" / "resume").exists()
+
+
+def kept_numbers(folder: Path) -> dict[str, Any]:
+    """Metrics and result of a stage, and all files of all checkpoints."""
+    result = json.loads((folder / "result.json").read_text())
+    del result["seconds"]
+    files = [folder / "metrics.jsonl", *(folder / CHECKPOINTS).rglob("*.safetensors")]
+    return {"result": result} | {str(file.relative_to(folder)): file.read_bytes() for file in files}
 
 
 @pytest.mark.slow("trains a run and resumes it twice")

@@ -86,8 +86,7 @@ def compare(
         result = proximo.compare(variants, seeds=3, run="runs/rates")
         print([(standing.name, standing.after) for standing in result.contenders])
     """
-    if tokens is not None and updates is not None:
-        raise ValueError("tokens and updates are both given: runs can be equal in one of them only")
+    budget = _budget(tokens, updates)
     command, trackers = " ".join(map(shlex.quote, sys.argv)), [track] if isinstance(track, str) else track
     check_names(trackers)
     if folders := _folders(configs):
@@ -98,8 +97,6 @@ def compare(
     for _, config in named:
         refuse_unbound(config, "each run of a comparison has a process of its own")
     usual = configs.seeds if isinstance(configs, ComparisonPreset) else SEEDS
-    budget = Budget("tokens", tokens) if tokens is not None else None
-    budget = Budget("updates", updates) if updates is not None else budget
     plan = checked_plan(
         [(name, with_values(config)) for name, config in named], usual if seeds is None else seeds, budget
     )
@@ -109,6 +106,13 @@ def compare(
         plan, path, jobs, command, view, accept_lost=accept_lost_rows, track=trackers, allowed=allow_change
     )
     return result
+
+
+def _budget(tokens: int | None, updates: int | None) -> Budget | None:
+    if tokens is not None and updates is not None:
+        raise ValueError("tokens and updates are both given: runs can be equal in one of them only")
+    budget = Budget("tokens", tokens) if tokens is not None else None
+    return Budget("updates", updates) if updates is not None else budget
 
 
 def _folders(configs: object) -> list[Path]:

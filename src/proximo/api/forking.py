@@ -65,6 +65,7 @@ def fork(
     config = _changed(RunFolder(parent, load_code=load_code, own_code=True).config, algorithm, changed)
     step, text = step_of(point), toml.dumps(config)
     refuse_no_steps(config, step)
+    refuse_scheduled(parent, config)
     refuse_other_weights(parent, text)
     path = folder_of(parent, step, config.algorithm, text) if folder is None else without_links(folder)
     try:
@@ -81,6 +82,17 @@ def refuse_no_steps(config: RunConfig, step: int) -> None:
     if step >= config.steps:
         more = f"give more, such as `steps={step + 100}`"
         raise ValueError(f"steps is {config.steps}, and the fork begins after step {step}: {more}")
+
+
+def refuse_scheduled(parent: Path, config: RunConfig) -> None:
+    """Raise ValueError for a new value of a field whose schedule stays as it was: it would have no effect."""
+    changed = differences(read_text(parent / "config.toml"), toml.dumps(config))
+    for field in config.schedules or {}:
+        if field in changed and not any(each.startswith(f"schedules.{field}.") for each in changed):
+            raise ValueError(
+                f"{field} {changed[field]}, but it follows a schedule, which stays: give another, such as "
+                f"--schedule {field}=constant:{changed[field].rpartition('now ')[2]}"
+            )
 
 
 def folder_of(parent: Path, step: int, algorithm: Algorithm, config_toml: str) -> Path:

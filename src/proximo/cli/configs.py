@@ -66,7 +66,10 @@ def base_config(arguments: list[str], default: RunConfig = ARITHMETIC) -> RunCon
         task = with_reward(task, ExactMatch())  # stands for the rewards until they take its place
     with refusing():
         # At once: what chooses by a verdict may refuse the demo's task beside a reward that suits the named one.
-        config = replace(config, rewards=mix, **({} if task is None else {"task": task, "environment": environment}))
+        if task is None:
+            config = replace(config, rewards=mix)
+        else:
+            config = replace(config, rewards=mix, task=task, environment=environment)
         return with_rewards(with_values(config), rewards or None)
 
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from proximo.api.forking import folder_of, refuse_no_steps
+from proximo.api.forking import folder_of, refuse_no_steps, refuse_scheduled
 from proximo.cli.arguments import asks_for_help, refuse, refusing, say, take, take_number, take_switch
 from proximo.cli.commands.train import follow_run, train_in
 from proximo.cli.configs import naming_flags, run_config
@@ -51,6 +51,7 @@ def run(arguments: list[str]) -> int:
     step, text = step_of(point), toml.dumps(config)
     with refusing():
         refuse_no_steps(config, step)
+        refuse_scheduled(parent, config)
         refuse_other_weights(parent, text)
     path = without_links(folder) if folder else folder_of(parent, step, config.algorithm, text)
     if config.ranks is not None:
