@@ -63,6 +63,10 @@ Fields = Mapping[str, Any]
 """Values by the names of the config's fields."""
 Schedules = Mapping[str, Changing]
 """Schedules by the fields or words that follow them."""
+Track = str | Sequence[str]
+"""Names of one or several trackers."""
+Tools = Sequence[Tool]
+"""Functions that the policy may call."""
 Metrics = Given | Sequence[Given]
 """One or several functions that measure each step."""
 STARTING_CONFIG = replace(START, task=ARITHMETIC.task)
@@ -81,13 +85,13 @@ def train(
     reward: "Rewards | None" = None,
     rewards: "Rewards | None" = None,
     environment: Any = None,
-    tools: "Sequence[Tool]" = (),
+    tools: "Tools" = (),
     max_turns: int | None = None,
     algorithm: "Algorithm | str | None" = None,
     steps: int | None = None,
     log: "Log | None" = None,
     on_step: "OnStep | None" = None,
-    track: "str | Sequence[str]" = (),
+    track: "Track" = (),
     notify: str | None = None,
     resume: bool = True,
     allow_change: "Sequence[str]" = (),
