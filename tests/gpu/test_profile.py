@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from tests.gpu.test_sampling import OPTIONS, REQUESTS, on_gpu
-from tests.rl.test_profiling import config, run_in  # noqa: F401 -- a fixture
+from tests.rl.test_profiling import config, run_in  # noqa: F401 -- a fixture  # pyright: ignore[reportUnusedImport]
 
 from proximo.models import tiny_tokenizer
 from proximo.rl.phase_marks import PhaseMarks

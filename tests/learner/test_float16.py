@@ -11,7 +11,7 @@ from proximo.learner.guard import Update
 from proximo.learner.learner import Learner
 from proximo.learner.options import LearnerOptions
 from proximo.learner.policy import PlainPolicy
-from proximo.models import tiny_model
+from proximo.models import tiny_model, with_precision
 from proximo.rl.assemble import assemble
 from tests.learner.test_limits import groups, state_of
 from tests.policies import plain
@@ -21,7 +21,8 @@ pytestmark = pytest.mark.usefixtures("ordinary_precision")
 
 def updated(dtype: torch.dtype, algorithm: Algorithm = GRPO, change: Callable = lambda learner: None) -> tuple:
     """A learner after one update, and the update."""
-    model = tiny_model(hidden=16, layers=1, heads=2, kv_heads=1, intermediate=32, seed=1).half().to(dtype)
+    model = tiny_model(hidden=16, layers=1, heads=2, kv_heads=1, intermediate=32, seed=1)
+    model = with_precision(with_precision(model, torch.float16), dtype)
     torch.manual_seed(0)
     options = LearnerOptions(groups=4, minibatches=1, warmup_steps=0, learning_rate=1e-2)
     learner = Learner(PlainPolicy(model), algorithm, options, temperature=1.0, seed=0)
@@ -65,5 +66,6 @@ def test_what_is_not_finite_at_any_scale_is_skipped_and_changes_nothing():
     learner, update = updated(torch.float16, change=break_gradient)
     assert update.skipped is not None
     assert "not finite" in update.skipped.reason
-    fresh = tiny_model(hidden=16, layers=1, heads=2, kv_heads=1, intermediate=32, seed=1).half()
+    fresh = tiny_model(hidden=16, layers=1, heads=2, kv_heads=1, intermediate=32, seed=1)
+    with_precision(fresh, torch.float16)
     assert all(map(torch.equal, plain(learner).parameters().values(), fresh.parameters()))

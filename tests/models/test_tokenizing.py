@@ -1,6 +1,7 @@
 """Prompts begin as their tokenizer begins a text, and replies are what a sampler has to say behind them."""
 
 import string
+from typing import Any
 
 import pytest
 from hypothesis import example, given, settings
@@ -308,7 +309,8 @@ def test_many_prompts_have_the_tokens_of_each():
 
 def with_token(text: str, **more: bool) -> PreTrainedTokenizerBase:
     tokenizer = byte_level(space=True)
-    tokenizer.add_tokens([AddedToken(text, **{"normalized": False, **more}), AddedToken("oo", normalized=False)])
+    added: Any = [AddedToken(text, **{"normalized": False, **more}), AddedToken("oo", normalized=False)]
+    tokenizer.add_tokens(added)
     return tokenizer
 
 
@@ -363,8 +365,8 @@ def test_marks_are_none_where_they_are_split_or_a_text_is_changed_before():
     assert marks_of(tokenizer) is None
 
     class Changes(PreTrainedTokenizerFast):
-        def _encode_plus(self, text, **more):
-            return super()._encode_plus(text, **more)
+        def _encode_plus(self, text, *arguments, **more):
+            return super()._encode_plus(text, *arguments, **more)
 
     assert marks_of(Changes(tokenizer_object=Tokenizer(models.BPE()), eos_token="</s>")) is None
     assert marks_of(PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.BPE()))) is None

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from hypothesis import given
@@ -172,7 +173,8 @@ def test_what_a_reward_function_logs_is_the_mean_over_the_steps_rows(grading: Gr
     of_its_own = StepMeasures([GivenMetric.of(measuring.unknown)], grading).begin(groups)()
     assert of_its_own["user/length"] == pytest.approx(8 / 3)
     assert of_its_own["user/one"] == 3.0
-    assert read_group(plain_group(groups[1], {}), lambda *_: ASKED[1], {}) == groups[1]
+    lookup: Any = mock.Mock(return_value=ASKED[1])
+    assert read_group(plain_group(groups[1], {}), lookup, {}) == groups[1]
     assert "logged" not in plain_group(GROUPS[0], {})["rollouts"][0]
 
 

@@ -281,15 +281,14 @@ def test_what_a_curriculum_passes_over_behind_the_last_group_is_looked_at_again(
 def test_a_step_of_an_earlier_version_opens_without_what_it_did_not_know():
     step, routes = collected([False, True] * 20), dict[str, Any]()
     values = json.loads(json.dumps(plain_collected(step, routes, "")))
-    again = read_collected(values, problem_at, routes, "")
+    again = read_collected(values, PROBLEM_AT, routes, "")
     assert (again, again.unneeded > 0, again.cursor.kept_share < 1) == (step, True, True)
     del values["kept_share"], values["unneeded"]
-    older = read_collected(values, problem_at, routes, "")
+    older = read_collected(values, PROBLEM_AT, routes, "")
     assert older == replace(step, unneeded=0, cursor=replace(step.cursor, kept_share=1.0))
 
 
-def problem_at(index: int, split: str, known: str) -> Problem:
-    return Verdicts(()).problem(index, split, 0)
+PROBLEM_AT: Any = lambda index, split, known: Verdicts(()).problem(index, split, 0)  # noqa: E731
 
 
 def test_a_step_of_which_nothing_can_be_used_ends_at_its_limit():

@@ -81,7 +81,7 @@ def test_margins_and_rankings_are_kept(tmp_path, folder, encoded):
 def test_rows_are_encoded_anew_for_whatever_they_depend_on(tmp_path, folder, encoded):
     data = chats(tmp_path / "chats.jsonl")
     other = chatml()
-    other.chat_template = other.chat_template.replace("\\n", "\\n\\n")
+    other.chat_template = str(other.chat_template).replace("\\n", "\\n\\n")
     named = partial(read_examples, columns=Columns(), chat=True)
     (tmp_path / "held.jsonl").write_text('{"prompt": "away", "completion": "yes"}\n')
     calls: list[Callable[[], Prepared]] = [

@@ -11,12 +11,15 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 from proximo.data.rows import file_state
 from proximo.system.folders import PARTIAL, whole_file
 from proximo.system.opening import make_folder, names, open_file, remove, rename, replacing, without_links
 from proximo.system.slow_work import told_while_slow
+
+if TYPE_CHECKING:
+    from io import BytesIO
 
 MAX_ROWS, MAX_VALUES, MAX_BYTES = 200_000_000, 1 << 32, 64 << 30
 """Rows, values and unpacked bytes of a file that is copied."""
@@ -110,7 +113,7 @@ def _digest(file: str, opened: BinaryIO) -> str:
     state, known = file_state(file), _digests.get(file)
     if state is not None and known is not None and known[0] == state:
         return known[1]
-    digest = hashlib.file_digest(opened, "sha256").hexdigest()
+    digest = hashlib.file_digest(cast("BytesIO", opened), "sha256").hexdigest()
     if state is not None:
         _digests[file] = state, digest
     return digest

@@ -128,8 +128,9 @@ class Optimizer:
         if not _all_finite([float(whole(norm)) for norm in self.norms()]):
             self._scale = self._scales[self._scales.index(scale) + 1]
             return True
-        for parameter in (parameter for group in self._groups for parameter in group if parameter.grad is not None):
-            parameter.grad /= scale
+        for gradient in (each.grad for group in self._groups for each in group):
+            if gradient is not None:
+                gradient /= scale
         return False
 
     def zero_missing_gradients(self, group: int) -> None:

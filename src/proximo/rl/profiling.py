@@ -3,7 +3,7 @@
 Only the thread of the loop is measured: of several ranks the first.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -93,7 +93,8 @@ def profile_of(
 ) -> StepProfile:
     """The profile of steps by their spans and by how often each phase began."""
     count, paths = len(measured), dict.fromkeys(span.path for spans, _ in measured.values() for span in spans)
-    seconds, host, times = Counter[PhasePath](), Counter[PhasePath](), Counter[PhasePath]()
+    seconds, host = defaultdict[PhasePath, float](float), defaultdict[PhasePath, float](float)
+    times = Counter[PhasePath]()
     for spans, began in measured.values():
         times.update(began)
         for span in spans:

@@ -7,7 +7,7 @@ import gzip
 import heapq
 import json
 from bisect import bisect_right
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -50,14 +50,14 @@ class StepTrace:
     events: Sequence[TracedEvent] = ()
     busy: dict[PhasePath, float] = field(default_factory=dict)
     """Share of each phase in which a GPU computed; empty without one."""
-    computed: Counter[tuple[str, PhasePath]] = field(default_factory=Counter)
+    computed: dict[tuple[str, PhasePath], float] = field(default_factory=lambda: defaultdict(float))
     """Seconds of kernels, or of operations without those that they call, by name and phase."""
     times: Counter[tuple[str, PhasePath]] = field(default_factory=Counter)
 
     def longest(self) -> list[KernelTime]:
         return [
             KernelTime(name, SEPARATOR.join(path) or "rest", seconds, self.times[name, path])
-            for (name, path), seconds in self.computed.most_common(MAX_KERNELS)
+            for (name, path), seconds in sorted(self.computed.items(), key=lambda each: -each[1])[:MAX_KERNELS]
         ]
 
 
@@ -119,7 +119,7 @@ def _attributed(events: Sequence[TracedEvent], spans: Sequence[PhaseSpan], on_gp
     """The events with the phases in which they ran."""
     spans = sorted(spans, key=lambda span: span.start)
     starts = [span.start for span in spans]
-    trace, busy, until = StepTrace(events), Counter[PhasePath](), 0.0
+    trace, busy, until = StepTrace(events), defaultdict[PhasePath, float](float), 0.0
     counted = _without_inner(events) if not on_gpu else ((each, each.seconds) for each in events if each.on_gpu)
     for each, seconds in counted:
         path = spans[max(bisect_right(starts, each.start) - 1, 0)].path
@@ -134,7 +134,7 @@ def _attributed(events: Sequence[TracedEvent], spans: Sequence[PhaseSpan], on_gp
 
 def _shares(busy: Mapping[PhasePath, float], spans: Sequence[PhaseSpan], until: float) -> dict[PhasePath, float]:
     """Share of each phase in which a GPU computed; of those that had ended when the trace did, at `until`."""
-    whole, ends = Counter[PhasePath](), dict[PhasePath, float]()
+    whole, ends = defaultdict[PhasePath, float](float), dict[PhasePath, float]()
     for span in spans:
         whole[span.path] += span.seconds
         ends[span.path] = span.start + span.seconds

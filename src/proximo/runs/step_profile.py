@@ -196,7 +196,8 @@ def _name(path: PhasePath) -> str:
 
 def profile_lines(profile: StepProfile) -> list[str]:
     """The profile as a table for a terminal, with its largest loss before it."""
-    steps = f"steps {profile.steps[0]} to {profile.steps[-1]}" if len(profile.steps) > 1 else f"step {profile.steps[0]}"
+    first, last = profile.steps[0], profile.steps[-1]
+    steps = f"steps {first} to {last}" if last > first else f"step {first}"
     has_gpu = profile.device == "cuda"
     columns = f"{'seconds':>9} {'share':>6} {'times':>7}" + (f" {'host s':>9} {'busy':>6}" if has_gpu else "")
     lines = [f"{steps}: {largest_loss(profile)}", f"{'a step':<{WIDTH}} {columns}"]

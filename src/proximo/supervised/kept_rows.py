@@ -97,18 +97,18 @@ def _packed(rows: KeptRows) -> bytes:
         "numbers": [len(rows.train), rows.left_out, rows.cut, int(rows.again)],
     }
     content = BytesIO()
-    np.savez(
-        content,
-        words=np.frombuffer(json.dumps(words).encode(), np.uint8),
+    arrays: dict[str, Any] = {
+        "words": np.frombuffer(json.dumps(words).encode(), np.uint8),
         **_flat("prompts", [item.prompt for item in items], np.uint32),
         **_flat("completions", completions, np.uint32),
         **_flat("trained", trained, np.bool_),
-        counts=np.array([len(item.completions) for item in items], np.uint32),
-        margins=np.array([np.nan if item.margin is None else item.margin for item in items], np.float64),
-        closed=np.array([item.closed for item in items], np.uint32),
-        apart=np.array([item.is_apart for item in items], np.bool_),
-        partly=np.array([item.trained is not None for item in items], np.bool_),
-    )
+        "counts": np.array([len(item.completions) for item in items], np.uint32),
+        "margins": np.array([np.nan if item.margin is None else item.margin for item in items], np.float64),
+        "closed": np.array([item.closed for item in items], np.uint32),
+        "apart": np.array([item.is_apart for item in items], np.bool_),
+        "partly": np.array([item.trained is not None for item in items], np.bool_),
+    }
+    np.savez(content, **arrays)
     return content.getvalue()
 
 

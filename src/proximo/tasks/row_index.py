@@ -190,10 +190,11 @@ def _read(file: Path, rows: int) -> RowIndex | None:
     try:
         with open_file(file) as opened:
             count, mistakes = json.loads(opened.readline(MAX_HEADER))
-            arrays = [_values(opened, kind, rows) for kind in _KINDS]
+            hashes, lengths, kept = (_values(opened, kind, rows) for kind in _KINDS)
     except (OSError, ValueError, TypeError):
         return None
-    return RowIndex(*arrays, tuple((str(at), str(what)) for at, what in mistakes)) if count == rows else None
+    known = tuple((str(at), str(what)) for at, what in mistakes)
+    return RowIndex(hashes, lengths, kept, known) if count == rows else None
 
 
 def _values(opened: BinaryIO, kind: Any, rows: int) -> np.ndarray:

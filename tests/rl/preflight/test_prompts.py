@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -33,7 +34,7 @@ def checked(tmp_path: Path, monkeypatch) -> list[str]:
     return asked
 
 
-def config_of(path: Path, rows: list[dict[str, str]], **more: object) -> RunConfig:
+def config_of(path: Path, rows: list[dict[str, str]], **more: Any) -> RunConfig:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return RunConfig(task=File(str(path), skip_bad=True, **more), sampling=SamplingOptions(max_tokens=8))
 
