@@ -198,8 +198,10 @@ def test_explain_and_the_page_agree_on_verls_dual_clip(name: str):
 
 def test_the_page_says_when_refilling_ends_and_where_surplus_groups_go():
     page = (ROOT / "docs" / "algorithms" / "dapo.md").read_text()
-    assert f"| after `training.refill_rounds` = {TrainingOptions().refill_rounds} rounds of sampling a step;" in page
-    assert "| they are carried and train in the next step, sampled by weights one step old;" in page
+    assert (
+        f"| after as many prompts as `training.refill_rounds` = {TrainingOptions().refill_rounds} rounds" in page
+    )
+    assert "| they are given up unread, and the next step begins with them, sampled by its own weights;" in page
 
 
 def test_luspo_has_gspos_loss_at_verl():

@@ -260,7 +260,9 @@ def test_eval_says_what_it_would_ask_and_loads_no_weights(folder, tmp_path, caps
     printed = capsys.readouterr().out
     assert re.search(rf"^model    {folder}: [\d.]+ k parameters; float32 on cpu$", printed, re.MULTILINE)
     assert re.search(
-        r"^data     File .*: 0 to train on, 40 held out$", printed.replace("\n" + " " * 9, " "), re.MULTILINE
+        r"^data     File .*: 0 to train on, 40 held out; in memory, all checked$",
+        printed.replace("\n" + " " * 9, " "),
+        re.MULTILINE,
     )
     assert "\nprompt   4 tokens, '0+1='\n" in printed
     assert "40 problems from the held-out ones: once greedily for accuracy, and 4 times at temperature 0.5" in printed

@@ -276,7 +276,7 @@ def test_a_stage_is_not_answered_with_flags_of_train(command, flag, answer, caps
         ["--lr", "fast"],
         ["--lr"],
         ["--steps", "1.5"],
-        ["--dtype", "float16"],
+        ["--dtype", "float8"],
         ["--max-turns", "many"],
         ["--epochs", "two"],
         ["--training.refill", "no"],

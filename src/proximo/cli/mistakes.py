@@ -57,14 +57,9 @@ def _mistakes(command: str, arguments: Sequence[str]) -> Iterator[str]:
         yield _of_others(command, first)
     if kind_of(command) == "train" and first.lower().endswith(DATA):
         yield f"{first} is data, and {command} takes it by a flag: proximo {command} --model MODEL --data {first}"
-    if (
-        command in OF_PRESETS
-        and first
-        and not first.lower().endswith((*OF_OTHERS, *DATA, ".toml"))
-        and first not in PRESETS
-    ):
-        yield no_such_preset(first, PRESETS)
     yield from _overrides(command, arguments)
+    if command in OF_PRESETS and first not in ("", *PRESETS) and not first.lower().endswith((".toml", *DATA)):
+        yield no_such_preset(first, PRESETS)
     yield from _halves(command, first, arguments)
     for data in _data(command, first, arguments):
         if not _is_there(data):

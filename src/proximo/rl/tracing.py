@@ -109,7 +109,7 @@ def _events(results: Any, began: int) -> Iterator[TracedEvent]:
         kind = each.activity_type() if hasattr(each, "activity_type") else ""
         if each.is_user_annotation() or "annotation" in str(kind):
             continue
-        on_gpu = each.device_type().name == "CUDA"
+        on_gpu = each.device_type().name.startswith("CUDA")
         lane = each.device_resource_id() if on_gpu else each.start_thread_id()
         start, name = (each.start_ns() - began) / 1e9, each.name()[:MAX_NAME]
         yield TracedEvent(name, start, each.duration_ns() / 1e9, lane, on_gpu)

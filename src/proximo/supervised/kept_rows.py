@@ -8,13 +8,13 @@ import json
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
-from io import BytesIO
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile
 
 import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
 
 from proximo.data import DataFile, read_examples, read_rankings
 from proximo.data.locating import data_files
@@ -25,7 +25,7 @@ from proximo.system.caches import Cache
 from proximo.system.folders import file_hash
 from proximo.system.opening import without_links
 
-CACHE = Cache("rows", max_bytes=4 << 30)
+CACHE = Cache("tokens", max_bytes=4 << 30)
 LARGE = 4 << 20
 """Bytes of data from which on encoded rows are looked for."""
 READERS = (read_examples, read_rankings)
@@ -74,7 +74,7 @@ def read_kept(key: str) -> KeptRows | None:
         return None
     try:
         return _unpacked(content)
-    except (ValueError, LookupError, TypeError, EOFError, BadZipFile):
+    except (ValueError, LookupError, TypeError, SafetensorError):
         CACHE.remove(key)
         return None
 
@@ -96,8 +96,7 @@ def _packed(rows: KeptRows) -> bytes:
         "mistakes": rows.mistakes,
         "numbers": [len(rows.train), rows.left_out, rows.cut, int(rows.again)],
     }
-    content = BytesIO()
-    arrays: dict[str, Any] = {
+    arrays = {
         "words": np.frombuffer(json.dumps(words).encode(), np.uint8),
         **_flat("prompts", [item.prompt for item in items], np.uint32),
         **_flat("completions", completions, np.uint32),
@@ -108,8 +107,7 @@ def _packed(rows: KeptRows) -> bytes:
         "apart": np.array([item.is_apart for item in items], np.bool_),
         "partly": np.array([item.trained is not None for item in items], np.bool_),
     }
-    np.savez(content, **arrays)
-    return content.getvalue()
+    return save(arrays)
 
 
 def _flat(name: str, rows: Sequence[Sequence[int]], kind: type) -> dict[str, np.ndarray]:
@@ -120,8 +118,7 @@ def _flat(name: str, rows: Sequence[Sequence[int]], kind: type) -> dict[str, np.
 
 
 def _unpacked(content: bytes) -> KeptRows:
-    with np.load(BytesIO(content), allow_pickle=False) as stored:
-        arrays = dict(stored)
+    arrays = load(content)
     words = json.loads(arrays["words"].tobytes())
     prompts, completions, trained = (_rows(arrays, name) for name in ("prompts", "completions", "trained"))
     texts, masks = iter(completions), iter(trained)

@@ -18,7 +18,7 @@ DIGEST = hashlib.sha256().digest_size
 class Cache:
     """A folder of files by key, the newest of them.
 
-    Example: Cache("rows", max_bytes=4 << 30).write("0" * 64, b"...")
+    Example: Cache("tokens", max_bytes=4 << 30).write("0" * 64, b"...")
     """
 
     name: str
