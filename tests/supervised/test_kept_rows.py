@@ -29,7 +29,7 @@ def folder(tmp_path: Path, monkeypatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(kept_rows, "LARGE", 0)
     monkeypatch.setattr(encoding, "SECONDS", -1.0)
-    return tmp_path / "cache" / "proximo" / "rows"
+    return tmp_path / "cache" / "proximo" / "tokens"
 
 
 @pytest.fixture
