@@ -54,7 +54,7 @@ if _typing.TYPE_CHECKING:
     from proximo import rewards, tasks
     from proximo.algorithms import DAPO, GRPO, GSPO, PPO, SAPO, Algorithm, UnusualChoice
     from proximo.api.comparing import compare
-    from proximo.api.evaluating import evaluate
+    from proximo.api.evaluate import evaluate
     from proximo.api.export.export import Exported, export
     from proximo.api.export.merging import Merged, merge
     from proximo.api.forking import fork
@@ -159,7 +159,7 @@ _WHERE = {
         "UnusualChoice",
     ),
     "api.comparing": ("compare",),
-    "api.evaluating": ("evaluate",),
+    "api.evaluate": ("evaluate",),
     "api.export.export": (
         "Exported",
         "export",
