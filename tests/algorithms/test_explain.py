@@ -198,9 +198,7 @@ def test_explain_and_the_page_agree_on_verls_dual_clip(name: str):
 
 def test_the_page_says_when_refilling_ends_and_where_surplus_groups_go():
     page = (ROOT / "docs" / "algorithms" / "dapo.md").read_text()
-    assert (
-        f"| after as many prompts as `training.refill_rounds` = {TrainingOptions().refill_rounds} rounds" in page
-    )
+    assert f"| after as many prompts as `training.refill_rounds` = {TrainingOptions().refill_rounds} rounds" in page
     assert "| they are given up unread, and the next step begins with them, sampled by its own weights;" in page
 
 

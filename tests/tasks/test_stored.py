@@ -15,7 +15,7 @@ from pyarrow import parquet
 
 import proximo
 from proximo.data import Mistakes, read_rows, row_copies, stable_hash, stored
-from proximo.data.row_copies import cache_folder, copied
+from proximo.data.row_copies import copied, copies_folder
 from proximo.data.stored import stored_rows
 from proximo.rewards import ExactMatch
 from proximo.runs.ledger import check_ledger
@@ -291,7 +291,7 @@ def test_values_of_all_kinds_are_copied_as_they_are(tmp_path: Path):
 def test_a_file_is_copied_and_checked_once(tmp_path: Path, monkeypatch):
     path = table(tmp_path / "x.parquet", sums())
     assert File(path).size("train")
-    names = sorted(file.name for file in cache_folder().iterdir())
+    names = sorted(file.name for file in copies_folder().iterdir())
     assert [name.rpartition(".")[2] for name in names] == ["arrow", "index"] or len(names) == 2
     monkeypatch.setattr(row_index, "_made", None)
     monkeypatch.setattr(row_copies, "_copy", None)
@@ -307,7 +307,7 @@ def test_copies_that_nobody_reads_are_removed(tmp_path: Path):
     long_ago = time.time() - row_copies.UNUSED - 10
     os.utime(first, (long_ago, long_ago))
     second = copied(table(tmp_path / "y.parquet", sums(200)), "data")
-    assert [file.name for file in cache_folder().iterdir()] == [second.name]
+    assert [file.name for file in copies_folder().iterdir()] == [second.name]
 
 
 def test_a_cache_of_others_and_a_damaged_copy_are_refused_in_one_line(tmp_path: Path):
@@ -316,7 +316,7 @@ def test_a_cache_of_others_and_a_damaged_copy_are_refused_in_one_line(tmp_path: 
     copy.write_bytes(copy.read_bytes()[:2000])
     with pytest.raises(ValueError, match="a copy of rows, is damaged .*: remove it, and start again$"):
         File(path).size("train")
-    cache_folder().chmod(0o777)
+    copies_folder().chmod(0o777)
     with pytest.raises(ValueError, match=r"others can write there; set XDG_CACHE_HOME to a folder of your own[^\n]*$"):
         File(path).size("train")
 
@@ -334,7 +334,7 @@ def test_a_file_that_changes_while_it_is_copied_is_refused(tmp_path: Path, monke
     monkeypatch.setattr(row_copies, "_write", meanwhile)
     with pytest.raises(ValueError, match="it changed while it was read"):
         File(path).size("train")
-    assert not list(cache_folder().iterdir())
+    assert not list(copies_folder().iterdir())
 
 
 def test_what_unpacks_to_too_much_is_refused(tmp_path: Path, monkeypatch):
@@ -348,7 +348,7 @@ def test_what_unpacks_to_too_much_is_refused(tmp_path: Path, monkeypatch):
     path = table(tmp_path / "y.parquet", [{"prompt": "x" * 9000, "answer": "1"}] * 60)
     with pytest.raises(ValueError, match=r"its column 'prompt' has a page of 0 MiB from which rows take their texts"):
         File(path).size("train")
-    assert not list(cache_folder().glob("*"))
+    assert not list(copies_folder().glob("*"))
 
 
 def test_damaged_files_are_refused_in_one_line(tmp_path: Path):

@@ -11,7 +11,6 @@ import json
 import os
 import re
 import shutil
-import stat
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import redirect_stdout, suppress
@@ -22,8 +21,9 @@ from io import StringIO
 from pathlib import Path
 
 from proximo.cli.arguments import in_lines, no_such_flag, say
+from proximo.system.caches import cache_folder, is_own
 from proximo.system.folders import write_file
-from proximo.system.opening import make_folder, names, open_file, remove, without_links
+from proximo.system.opening import make_folder, names, open_file, remove
 from proximo.system.version import __version__, source_fingerprint
 
 WIDTH = 80
@@ -82,21 +82,19 @@ def page(command: str) -> str | None:
 
 def _file() -> Path | None:
     """The file of this version's pages; None where there is no folder for it."""
-    given = os.environ.get("XDG_CACHE_HOME", "")
-    cache = given if os.path.isabs(given) else os.path.expanduser("~/.cache")
-    if not os.path.isabs(cache):
+    if (folder := cache_folder("help")) is None:
         return None
     tyro = PathFinder.find_spec("tyro")
     drawn_by = None if tyro is None or tyro.origin is None else Path(tyro.origin).stat().st_mtime_ns
     key = f"{__version__} {source_fingerprint()} {sys.version} {drawn_by}"
-    return without_links(cache) / "proximo" / "help" / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"
+    return folder / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"
 
 
 def _kept(file: Path) -> dict[str, str]:
     """The pages that a file holds; none where it is damaged, or another user could have written it."""
     try:
         with open_file(file) as opened:
-            if not (_is_mine(os.fstat(opened.fileno())) and _is_mine(file.parent.lstat())):
+            if not (is_own(os.fstat(opened.fileno())) and is_own(file.parent.lstat())):
                 return {}
             pages = json.loads(opened.read(MAX_BYTES))
     except (OSError, ValueError, RecursionError):
@@ -105,16 +103,12 @@ def _kept(file: Path) -> dict[str, str]:
     return pages if is_whole else {}
 
 
-def _is_mine(status: os.stat_result) -> bool:
-    return status.st_uid == os.geteuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-
-
 def _keep(file: Path, pages: Mapping[str, str]) -> None:
     """Write the pages, and remove those of old versions; nothing happens where that is not possible."""
     folder = file.parent
     with suppress(OSError, ValueError):
         make_folder(folder, mode=0o700)
-        if not _is_mine(folder.lstat()):
+        if not is_own(folder.lstat()):
             return
         write_file(file, json.dumps(pages).encode())
         others = [folder / name for name in names(folder) if name != file.name]

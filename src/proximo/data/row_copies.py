@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 from proximo.data.rows import file_state
+from proximo.system.caches import cache_folder, is_own
 from proximo.system.folders import PARTIAL, whole_file
 from proximo.system.opening import make_folder, names, open_file, remove, rename, replacing, without_links
 from proximo.system.slow_work import told_while_slow
@@ -38,12 +39,12 @@ ROWS = b"rows"
 def copied(file: str, field: str) -> Path:
     """The copy of a file, which is made if there is none; `field` is the config field named in errors.
 
-    Example: copied("train.parquet", "data") == cache_folder() / "5c1b….arrow"
+    Example: copied("train.parquet", "data") == copies_folder() / "5c1b….arrow"
     """
     try:
         with open_file(without_links(file)) as opened:
             before = _state(opened)
-            path = cache_folder() / f"{_digest(file, opened)[:32]}-{LAYOUT}.arrow"
+            path = copies_folder() / f"{_digest(file, opened)[:32]}-{LAYOUT}.arrow"
             if not is_kept(path):
                 _copy(file, opened, path, before)
     except (OSError, ValueError) as error:
@@ -53,17 +54,17 @@ def copied(file: str, field: str) -> Path:
     return path
 
 
-def cache_folder() -> Path:
+def copies_folder() -> Path:
     """Folder of the copies, which only this user may use."""
-    given = os.environ.get("XDG_CACHE_HOME", "")
-    cache = given if os.path.isabs(given) else os.path.expanduser("~/.cache")
-    return without_links(cache) / "proximo" / "rows"
+    if (folder := cache_folder("rows")) is None:
+        raise OSError("there is no home folder to copy its rows to: set XDG_CACHE_HOME to a folder of your own")
+    return folder
 
 
 def is_kept(path: Path) -> bool:
     """Tell whether a file is in the cache, and nobody else can have written it; its time says that it is used."""
     try:
-        is_there = _is_own(path.lstat()) and _is_own(path.parent.lstat()) and stat.S_ISREG(path.lstat().st_mode)
+        is_there = is_own(path.lstat()) and is_own(path.parent.lstat()) and stat.S_ISREG(path.lstat().st_mode)
     except OSError:
         return False
     with suppress(OSError):
@@ -77,7 +78,7 @@ def keeping(path: Path) -> Iterator[Path]:
     folder = path.parent
     try:
         make_folder(folder, mode=0o700)
-        if not _is_own(folder.lstat()):
+        if not is_own(folder.lstat()):
             raise OSError("others can write there")
         _tidy(folder)
         # Each process has a name of its own: two may write the same file.
@@ -90,10 +91,6 @@ def keeping(path: Path) -> Iterator[Path]:
             f"its rows are copied to {folder}, which fails: {error.strerror or error}; set XDG_CACHE_HOME to a folder "
             "of your own with room"
         ) from error
-
-
-def _is_own(status: os.stat_result) -> bool:
-    return status.st_uid == os.geteuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 
 def _tidy(folder: Path) -> None:

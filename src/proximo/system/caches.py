@@ -14,6 +14,18 @@ from proximo.system.opening import make_folder, names, open_file, read_file, rem
 DIGEST = hashlib.sha256().digest_size
 
 
+def cache_folder(name: str) -> Path | None:
+    """A folder of the user's cache; None where there is none to be. `XDG_CACHE_HOME` moves it."""
+    given = os.environ.get("XDG_CACHE_HOME", "")
+    cache = given if os.path.isabs(given) else os.path.expanduser("~/.cache")
+    return without_links(cache) / "proximo" / name if os.path.isabs(cache) else None
+
+
+def is_own(status: os.stat_result) -> bool:
+    """Tell whether a file or folder is this user's, and nobody else may write there."""
+    return status.st_uid == os.geteuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+
+
 @dataclass(frozen=True)
 class Cache:
     """A folder of files by key, the newest of them.
@@ -28,11 +40,11 @@ class Cache:
     def read(self, key: str) -> bytes | None:
         """Bytes kept under a key; None if there are none. A damaged file is removed."""
         try:
-            folder = self._folder()
-            if folder is None or not _is_mine(folder.lstat()):
+            folder = cache_folder(self.name)
+            if folder is None or not is_own(folder.lstat()):
                 return None
             with open_file(folder / key) as file:
-                if not _is_mine(os.fstat(file.fileno())):
+                if not is_own(os.fstat(file.fileno())):
                     return None
             content = read_file(folder / key, self.max_bytes)
         except (OSError, ValueError):
@@ -46,35 +58,25 @@ class Cache:
     def write(self, key: str, data: bytes) -> None:
         """Keep it, in the place of the oldest; nothing happens where that is not possible."""
         with suppress(OSError, ValueError):
-            folder = self._folder()
+            folder = cache_folder(self.name)
             if folder is None or len(data) > self.max_bytes // 2:
                 return
             make_folder(folder, mode=0o700)
-            if _is_mine(folder.lstat()):
+            if is_own(folder.lstat()):
                 write_file(folder / key, _digest(key, data) + data)
                 _make_room(folder, self.max_bytes)
 
     def remove(self, key: str) -> None:
         """Remove what is kept under a key, if anything is."""
         with suppress(OSError, ValueError):
-            if (folder := self._folder()) is not None:
+            if (folder := cache_folder(self.name)) is not None:
                 remove(folder / key)
-
-    def _folder(self) -> Path | None:
-        """Path of the folder; None where there is none to be."""
-        given = os.environ.get("XDG_CACHE_HOME", "")
-        cache = given if os.path.isabs(given) else os.path.expanduser("~/.cache")
-        return without_links(cache) / "proximo" / self.name if os.path.isabs(cache) else None
 
 
 def _digest(key: str, data: bytes) -> bytes:
     digest = hashlib.sha256(key.encode())
     digest.update(data)
     return digest.digest()
-
-
-def _is_mine(status: os.stat_result) -> bool:
-    return status.st_uid == os.geteuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 
 def _make_room(folder: Path, max_bytes: int) -> None:

@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from proximo.data import Prompt, Row
-from proximo.data.row_copies import cache_folder, is_kept, keeping
+from proximo.data.row_copies import copies_folder, is_kept, keeping
 from proximo.data.splits import ENOUGH, held_out_hash, number_again, prompt_key, second_hash
 from proximo.data.stored import StoredRows
 from proximo.system.opening import open_file, replacing
@@ -68,7 +68,7 @@ def index_of(rows: Sequence[Row], check: CheckRow, settings: str, path: str) -> 
     if not isinstance(rows, StoredRows):
         return _made(rows, check, path)
     key = f"{rows.key} {settings} {__version__} {LAYOUT}"
-    file = cache_folder() / f"{hashlib.sha256(key.encode(errors='surrogatepass')).hexdigest()[:32]}.index"
+    file = copies_folder() / f"{hashlib.sha256(key.encode(errors='surrogatepass')).hexdigest()[:32]}.index"
     if (known := _read(file, len(rows))) is not None:
         return known
     made = _made(rows, check, path)
