@@ -27,6 +27,7 @@ OBJECTS = {
     "insight/page/lenses.py:_looks": "a cache of the viewer, by the step object that it holds",
     "insight/page/reader.py:_tables": "a cache of the viewer, by the file and when it was written",
     "insight/page/summaries.py:_summaries": "a cache of the viewer, by the step object that it holds",
+    "data/row_copies.py:_digests": "digests of files that were read, by the state they were in",
     "data/rows.py:_last": "a cache of the rows of the file that was read last, by when it was written",
     "models/tokens/deadlines.py:_watch": "the thread that watches all deadlines, each of the thread that set it",
     "models/tokens/template_bounds.py:_binding": "a lock around what transformers itself has once in a process",

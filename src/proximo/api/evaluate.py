@@ -47,7 +47,7 @@ def evaluate(
     What is not given is as the run evaluated itself, where `model` is a run's folder or one of its checkpoints, and
     else the default of `proximo eval --help`; the task has no default then, but for a model that ships.
 
-    task      whose held-out problems are asked; or the name of one that needs no options, such as "arithmetic"
+    task      whose held-out problems are asked; or the name of one without options, such as "arithmetic"
     data      every row of these is asked instead: a path, hub id, dicts, a DataFrame or a Dataset
     problems  how many of them, each once
     samples   completions per problem, for mean@k and pass@k; 0: greedy accuracy alone
@@ -64,20 +64,10 @@ def evaluate(
     """
     refuse_kind("model", model, (str, Path), "a folder, a run's folder or a hub id")
     tell = keep_quiet if quiet else say
-    task, data = _one_of(task, data)
-    config, source = _base(str(model), load_code, has_problems=task is not None or data is not None)
-    if data is not None:
-        config = _on_given(config, data, str(model), rewarded=rewards is not None or not config.rewards.task, tell=tell)
-    given: dict[str, Any] = {
-        "task": None if task is None else _task(task),
-        "problems": problems,
-        "samples": samples,
-        "sampling": sampling,
-        "device": device,
-        "dtype": dtype,
-        "seed": seed,
-    }
-    config = replace(config, **{name: value for name, value in given.items() if value is not None})
+    config, source = _asked(str(model), *_one_of(task, data), rewards, load_code, tell)
+    given = {"problems": problems, "samples": samples, "sampling": sampling, "device": device, "dtype": dtype}
+    known: dict[str, Any] = {name: value for name, value in (given | {"seed": seed}).items() if value is not None}
+    config = replace(config, **known)
     if source is not None:
         tell(source)
     config = with_rewards(config, rewards)
@@ -88,6 +78,16 @@ def evaluate(
     for failure in failures:
         tell(f"warning: {failure}")
     return result.evaluation
+
+
+def _asked(
+    model: str, task: "TaskOptions | str | None", data: Any, rewards: "Rewards | None", load_code: bool, tell: Say
+) -> tuple[EvalConfig, str | None]:
+    """The config on the problems that are given, and where it is from."""
+    config, source = _base(model, load_code, has_problems=task is not None or data is not None)
+    if data is not None:
+        config = _on_given(config, data, model, rewarded=rewards is not None or not config.rewards.task, tell=tell)
+    return config if task is None else replace(config, task=_task(task)), source
 
 
 def _base(model: str, load_code: bool, *, has_problems: bool) -> tuple[EvalConfig, str | None]:
