@@ -105,8 +105,7 @@ def train(
 ) -> "TrainedRun":
     """Train a model by reinforcement learning; what `proximo train` does. The same call with the same folder resumes.
 
-    model             a folder, a hub id or the name of a model that ships; or a whole RunConfig
-    run               the run folder; None: runs/ALGORITHM-DATE
+    model, run        a folder, a hub id, a name that ships, or a whole RunConfig; the run folder, runs/ALGORITHM-DATE
     data, evaluation_data   a path, hub id, dicts, DataFrame, Dataset or task; without the latter a tenth is held out
     reward, rewards   f(prompts, completions, **columns), or as verl or verifiers call it; a list of f or (f, weight)
     environment       a class with reset(problem) and step(reply), or "file.py:Name"; tools, max_turns
@@ -119,9 +118,8 @@ def train(
     metrics           f(prompts, completions, **columns), or several, measure each step: a list of numbers, or a dict
     log, on_step      called after each step: log(metrics) with "step" among them, on_step(step, metrics); True ends it
     track, notify     wandb, trackio, tensorboard, mlflow, file.py:Name; a webhook ("": none, None: $PROXIMO_NOTIFY)
-    resume, quiet     False: refuse a folder that is not empty; no lines on stderr, of what is trained, why, how far
+    resume, quiet, dry_run   False: refuse a folder that has files; no lines on stderr; only return those of `--dry-run`
     allow_change, accept_lost_rows   on resume: fields that differ from the run's, ["steps"]; go on with lost log rows
-    dry_run           True: start nothing; return the lines of `--dry-run`, and say them, by log where it is given
 
     Ctrl-C saves the run. ValueError says in a line what cannot be run, before a model is loaded where possible.
 
@@ -129,14 +127,11 @@ def train(
         run = proximo.train("path/to/model", data="gsm8k.jsonl", reward=f, learning_rate=1e-6, epochs=3, log=print)
         print(run.before.accuracy, run.after.accuracy, run.checkpoint, run.metrics().column("outcome"))
     """
-    refuse_kind("model", model, (RunConfig, str, Path), f"a model's folder or name, or {CONFIG}")
-    refuse_unknown(words, train)
+    played = given_environment(environment, tools, max_turns)
     with slow_work_told(keep_quiet if quiet else say):
-        base, played = _starting_config(model, data), given_environment(environment, tools, max_turns)
-        base = _with_mix(base, settings, reward, rewards)
+        base = _started(train, words, model, data, settings, reward, rewards)
         base = _given(base, data, evaluation_data, _one_of(reward, rewards), algorithm, steps, quiet, words, played)
-        config, chosen = _chosen(base, words, settings or {}, steps, suited=not isinstance(model, RunConfig))
-        config = measured(scheduled(config, schedules), metrics)
+        config, chosen = _chosen(model, base, words, settings, steps, schedules, metrics)
         if dry_run:
             return tell_lines(_dry(config, run, chosen, track), quiet, log)
         options = {"resume": resume, "allow_change": allow_change, "accept_lost": accept_lost_rows, "track": track}
@@ -158,27 +153,44 @@ def _one_of(reward: "Rewards | None", rewards: "Rewards | None") -> "Rewards | N
     return rewards if reward is None else reward
 
 
-def _with_mix(config: RunConfig, settings: Mapping[str, Any] | None, *functions: Rewards | None) -> RunConfig:
-    """The config with the rewards that settings name, where no functions are given: whether data need answers depends
-    on them."""
+def _started(
+    function: Callable[..., object],
+    words: Settings,
+    model: RunConfig | str | Path,
+    data: Any,
+    settings: Mapping[str, Any] | None,
+    *functions: Rewards | None,
+) -> RunConfig:
+    """The config from which that of a model starts, with the rewards that settings name, where no functions are given:
+    whether data need answers depends on them. `function` is whose arguments these are."""
+    refuse_unknown(words, function)
+    config = _starting_config(model, data)
     mix = {name: value for name, value in (settings or {}).items() if name.partition(".")[0] == "rewards"}
     return with_settings(config, {}, mix) if mix and not any(each is not None for each in functions) else config
 
 
 def _chosen(
-    base: RunConfig, words: Settings, settings: Mapping[str, Any], steps: int | None, *, suited: bool
+    model: "Model",
+    base: RunConfig,
+    words: Settings,
+    settings: Mapping[str, Any] | None,
+    steps: int | None,
+    schedules: "Schedules | None",
+    metrics: "Metrics | None",
 ) -> tuple[RunConfig, list[Default]]:
     """The config with what was given in the place of its own, and of what was chosen for its model and data; and the
-    latter, as far as it stands. `suited`: whether anything is to be chosen."""
-    epochs = words.get("epochs")
+    latter, as far as it stands; of a whole config nothing is chosen."""
+    epochs, fields = words.get("epochs"), settings or {}
     if epochs is not None and steps is not None:
         raise ValueError("epochs and steps are both given: give one of them")
-    base = with_settings(base, words, settings)
-    if not suited:
-        return (base if epochs is None else replace(base, steps=steps_of(epochs, base))), []
-    chosen = defaults_for(base, traits_of(base), epochs)
-    config = with_settings(with_defaults(base, chosen), words, settings)
-    given = {*(field_of("train", word) for word in words), *settings, *["steps"] * (steps is not None)}
+    base, chosen = with_settings(base, words, fields), []
+    if not isinstance(model, RunConfig):
+        chosen = defaults_for(base, traits_of(base), epochs)
+        base = with_settings(with_defaults(base, chosen), words, fields)
+    elif epochs is not None:
+        base = replace(base, steps=steps_of(epochs, base))
+    config = measured(scheduled(base, schedules), metrics)
+    given = {*(field_of("train", word) for word in words), *fields, *["steps"] * (steps is not None)}
     return config, kept(config, chosen, [field for field in given if field])
 
 
@@ -287,13 +299,11 @@ def config_for(
         config = replace(config, sampling=replace(config.sampling, max_tokens=16))
     """
     refuse_kind("model", model, (str, Path), "a folder, a hub id, or the name of a model that ships with Proximo")
-    refuse_unknown(words, config_for)
-    base = _with_mix(_starting_config(model, data), settings, reward, rewards)
+    base = _started(config_for, words, model, data, settings, reward, rewards)
     base = replace(base, adapter=as_lora(adapter))
     played = given_environment(environment, tools, max_turns)
     base = _given(base, data, evaluation_data, _one_of(reward, rewards), algorithm, steps, quiet, words, played)
-    config, chosen = _chosen(base, words, settings or {}, steps, suited=True)
-    config = measured(scheduled(config, schedules), metrics)
+    config, chosen = _chosen(model, base, words, settings, steps, schedules, metrics)
     for line in () if quiet else listed(chosen, CHANGED):
         say(line)
     return config
@@ -301,6 +311,7 @@ def config_for(
 
 def _starting_config(model: RunConfig | str | Path, data: Any) -> RunConfig:
     """Config from which that of a model starts; data have to be given with it, unless it is a whole config."""
+    refuse_kind("model", model, (RunConfig, str, Path), f"a model's folder or name, or {CONFIG}")
     if isinstance(model, RunConfig):
         return model
     if data is None:

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -129,10 +130,8 @@ def run_stage(
         return 0
     path = folder_for(folder or None, command)
     if config.ranks is not None:
-        is_named = folder is not None
-        status = launched(
-            config.ranks, [command, *given], path, lambda: _follow(config), named=is_named, webhook=webhook
-        )
+        named, follow = folder is not None, partial(_follow, config)
+        status = launched(config.ranks, [command, *given], path, follow, named=named, webhook=webhook)
         if status is not None:
             return status
     with taken(path, toml.dumps(config), allowed, POINTS, accept_lost=accept_lost) as session:
