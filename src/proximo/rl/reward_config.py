@@ -140,11 +140,13 @@ def check_rewards(task: Task, mix: RewardMix, algorithm: Algorithm, environment:
     keep = KeepTraits.read(algorithm.keep)
     # Prompts without a verdict have the total reward as their outcome, and siblings can be compared by that.
     if mix.task == 0 and keep.reads_outcome and (graded or not keep.compares):
-        whole = ", or leave the answers ungraded, so that groups are compared by the whole reward, "
+        whole = (
+            ", or leave the answers ungraded, so that groups are compared by the whole reward, `task.reward.type=None`"
+        )
         raise ValueError(
             f"rewards.task is 0, but algorithm.keep is {type(algorithm.keep).__name__}, which goes by the task's "
             "verdict: reward the verdict too, `rewards.task=1.0`, keep all groups, `algorithm.keep.type=KeepAll`"
-            + f"{whole}`task.reward.type=None`"
+            + whole
             * (keep.compares and isinstance(task, File))
         )
     if mix.task == 0 and (judged := needing(algorithm.extras, "outcome")):

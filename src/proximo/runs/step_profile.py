@@ -43,7 +43,7 @@ ACTIONS = {
     "packing": "fewer, larger passes: leave training.token_budget out, so that the memory decides",
     "evaluate": "a larger evaluation.every, or fewer evaluation.problems",
     "save": "a larger checkpoints.every, or a faster disk under the run folder",
-    "records": "a faster disk under the run folder",
+    "records": "fewer or shorter completions a step; a faster disk under the run folder, if most of it is `write`",
     "push": 'sampler.sync = "gloo" or "nccl" instead of a folder; with LoRA "adapter"',
 }
 """First thing to do about a loss, by the phase."""
